@@ -4,7 +4,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: instances
-author: Firstlight contributors
+author: Firstlight contributors (@firstlight)
 version_added: 0.1.0
 short_description: The SGLang instances of a host, united and resolved
 description:
