@@ -173,6 +173,7 @@ def test_config_can_be_read_back():
     assert testhost.config_host(text) == HOST
     assert testhost.config_address(text) == "10.0.3.129"
     assert "lxc.mount.entry = /home/a\\040user/.cache/uv var/cache/firstlight/uv none bind,create=dir 0 0\n" in text
+    assert "lxc.net.0.hwaddr = 00:16:3e:00:03:81\n" in text
     assert "lxc.init.cmd" not in text
 
 
@@ -215,6 +216,11 @@ def test_resolv_conf(controller, expected):
 )
 def test_writable_cgroups(mounts, expected):
     assert testhost.writable_cgroups(mounts) is expected
+
+
+def test_available_memory():
+    assert testhost.available_memory("MemTotal:  100 kB\nMemAvailable:   12 kB\n") == 12288
+    assert testhost.available_memory("") == 0
 
 
 def test_failed_units():
