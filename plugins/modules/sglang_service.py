@@ -382,7 +382,8 @@ def main():
         if module.params["state"] != "absent":
             run(module, host, instances, listed | set(unlisted if module.params["prune"] else ()), result)
     except RuntimeError as error:
-        failed = [instance["unit"] for instance in instances if host.show([instance["unit"]]).get(instance["unit"], {}).get("ActiveState") == "failed"]
+        shown = host.show([instance["unit"] for instance in instances])
+        failed = [unit for unit in shown if shown[unit]["ActiveState"] != "active"]
         lines = [f"last lines of {unit}:\n{host.last_lines(unit)}" for unit in failed]
         module.fail_json(msg="\n".join([str(error), *lines]), **result)
     if unlisted and not module.params["prune"]:
