@@ -13,6 +13,7 @@ from ansible.utils.display import Display
 from ansible_collections.firstlight.sglang.plugins.module_utils._status import (
     InputError,
     Verdict,
+    awaits_restart,
     check_instances,
     describe,
     failure_message,
@@ -82,7 +83,8 @@ class ActionModule(ActionBase):
             verdicts: dict[str, Verdict] = {}
             for look in answer["instances"]:
                 name = look["name"]
-                first.setdefault(name, look)
+                if name not in first or (awaits_restart(first[name]) and not awaits_restart(look)):
+                    first[name] = look
                 verdicts[name] = judge(first[name], look)
                 phase, when = shown.get(name, ("", 0.0))
                 if phase != look["phase"] or (verdicts[name].state == "waiting" and waited - when >= report_seconds):

@@ -167,21 +167,30 @@ class Verdict(t.NamedTuple):
     why: str = ""
 
 
+def awaits_restart(look: Look) -> bool:
+    """Dead, but systemd will start it again by itself."""
+    return look["phase"] == "failed" and str(look["unit"]["sub_state"]).startswith("auto-restart")
+
+
 def judge(first: Look, now: Look) -> Verdict:
     """Whether to go on waiting, by the first and the newest look.
 
-    A unit with Restart= is dead although it says "activating": the number of restarts and the invocation tell it.
+    A unit with Restart= is dead although it says "activating": the number of restarts and the invocation tell it. A unit that was dead
+    at the first look already gets the one restart that systemd owes it; the caller then takes the look after that as the first one.
     """
     note = restart_note(first["unit"], now["unit"])
     phase = now["phase"]
     ended = "main process {} with {}".format(now["unit"]["exit_code"] or "ended", now["unit"]["exit_status"])
-    if note and phase != "ready":
-        verdict = Verdict("failed", f"the engine ended while it was waited for: {note}")
-    elif note and now["unit"]["restarts"] > first["unit"]["restarts"]:
-        verdict = Verdict("failed", f"the engine crashed while it was waited for and is up again: {note}")
+    if note and now["unit"]["restarts"] > first["unit"]["restarts"]:
+        again = " and is up again" if phase == "ready" else ""
+        verdict = Verdict("failed", f"the engine ended while it was waited for{again}: {note}")
     elif phase == "ready":
         verdict = Verdict("ready")
-    elif phase == "failed" and now["unit"]["sub_state"].startswith("auto-restart"):
+    elif note:
+        verdict = Verdict("failed", f"the engine ended while it was waited for: {note}")
+    elif awaits_restart(now) and awaits_restart(first):
+        verdict = Verdict("waiting")
+    elif awaits_restart(now):
         verdict = Verdict("failed", f"the engine ended ({ended}) and waits for its next restart")
     elif phase == "failed":
         verdict = Verdict("failed", f"the unit failed (result {now['unit']['result']}, {ended})")
