@@ -1,0 +1,51 @@
+# Firstlight: from a bare GPU host to a verified SGLang endpoint. `make` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+VENV := .venv/bin
+INVENTORY ?=
+LIMIT ?=
+ANSIBLE_ARGS ?=
+export PATH := $(CURDIR)/$(VENV):$(PATH)
+export MOLECULE_GLOB := molecule/*/molecule.yml
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+PLAYBOOK = ansible-playbook -i $(INVENTORY) $(if $(LIMIT),--limit $(LIMIT)) $(ANSIBLE_ARGS)
+needs-inventory = $(if $(INVENTORY),,$(error say which hosts: make $@ INVENTORY=inventory/<yours>.yml [LIMIT=<host>]))
+
+.PHONY: help setup demo demo-destroy deploy verify test test-full lint bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: ## make .venv with the pinned tools
+	@tools/setup.sh
+
+demo: setup ## make a container on this machine and take it to a verified completion
+	@tools/demo.sh
+
+demo-destroy: ## remove the demo's container and everything that belongs to it
+	@tools/demo.sh destroy
+
+deploy: setup ## run site.yml: make deploy INVENTORY=... [LIMIT=...]
+	$(needs-inventory)$(PLAYBOOK) playbooks/site.yml
+
+verify: setup ## run verify.yml: make verify INVENTORY=... [LIMIT=...]
+	$(needs-inventory)$(PLAYBOOK) playbooks/verify.yml
+
+lint: setup ## ansible-lint, yamllint, ruff, mypy
+	yamllint --strict .
+	ruff check .
+	ruff format --check .
+	mypy
+	ansible-lint
+
+test: lint ## what CI runs: lint, unit tests, sanity, Molecule and end-to-end on real containers
+	tools/test.sh
+
+test-full: test ## the slow scenarios too: the cuda environment, everything on both cores
+	tools/test.sh full
+
+bench: setup ## measure and write docs/benchmarks.md
+	python tools/bench.py
+
+clean: ## remove what the targets made in this checkout (not the download cache)
+	rm -rf .venv .ansible .mypy_cache .ruff_cache .pytest_cache reports firstlight-sglang-*.tar.gz

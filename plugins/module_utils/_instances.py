@@ -1,0 +1,309 @@
+# Copyright: Firstlight contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# PRIVATE to the collection.
+"""From what group_vars say to what every role reads: instances united, defaults filled in, mistakes told all at once."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import typing as t
+
+from ansible_collections.firstlight.sglang.plugins.module_utils import _flags
+
+PREFIX = "sglang_instance_"
+
+# How an instance is written: key -> type. A key that is not here is a mistake.
+_KEYS: dict[str, type | tuple[type, ...]] = {
+    "name": str,
+    "release": str,
+    "variant": str,
+    "model": dict,
+    "served_model_name": str,
+    "gpus": list,
+    "host": str,
+    "port": int,
+    "nccl_port": int,
+    "api_key_variable": str,
+    "allow_open_network": bool,
+    "args": dict,
+    "extra_args": list,
+    "environment": dict,
+    "verify": dict,
+}
+_MODEL_KEYS: dict[str, type | tuple[type, ...]] = {"name": str, "revision": str, "path": str, "build": str}
+_VERIFY_KEYS: dict[str, type | tuple[type, ...]] = {
+    "questions": list,
+    "thinking": bool,
+    "ready_timeout_s": int,
+    "warmup_timeout_s": int,
+}
+_TYPE_WORDS = {str: "a string", dict: "a dictionary", list: "a list", int: "a whole number", bool: "true or false"}
+
+# Flags that follow from the instance's own keys, and what to set instead.
+RESERVED = {
+    "model_path": "set model",
+    "served_model_name": "set served_model_name",
+    "host": "set host",
+    "port": "set port",
+    "nccl_port": "set nccl_port",
+    "api_key": "set api_key_variable (a key in args would be seen in `ps` and in the unit)",
+    "admin_api_key": "this release of the collection has no place for an admin key: on a command line it would be seen by everybody",
+    "config": "the service's own configuration file carries the key",
+}
+VARIANTS = ("cuda", "cpu")
+
+
+class Settings(t.NamedTuple):
+    """What holds for all instances of a host: defaults and places (absolute paths)."""
+
+    release: str
+    variant: str
+    root: str
+    config_dir: str
+    state_dir: str
+    cache_dir: str
+    models_dir: str
+    unit_dir: str
+    user: str
+
+
+class Catalogue(t.NamedTuple):
+    """What the collection knows about releases; functions, so that only what is asked for is read from disk."""
+
+    flag_table: t.Callable[[str], _flags.FlagTable | None]
+    lock_sha256: t.Callable[[str], str | None]
+    build_script: t.Callable[[str], tuple[str, str] | None]
+    environments: tuple[str, ...]
+
+
+def _check_keys(where: str, data: t.Mapping[str, t.Any], keys: t.Mapping[str, t.Any]) -> list[str]:
+    """Problems of one level: unknown keys and wrong types. null counts as not given."""
+    problems = []
+    for key, value in data.items():
+        if key not in keys:
+            problems.append(f"{where}{key}: unknown key; known are {', '.join(keys)}")
+        elif value is not None and (not isinstance(value, keys[key]) or (isinstance(value, bool) and keys[key] is not bool)):
+            problems.append(f"{where}{key}: expected {_TYPE_WORDS[keys[key]]}, {_flags.found(value)}")
+    return problems
+
+
+def is_loopback(host: str) -> bool:
+    """True when nothing outside this host can connect to the address. Names other than localhost count as network."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _given(raw: t.Mapping[str, t.Any], key: str, default: t.Any) -> t.Any:
+    return default if raw.get(key) is None else raw[key]
+
+
+def _model(raw: t.Mapping[str, t.Any], settings: Settings, catalogue: Catalogue) -> tuple[dict[str, t.Any], list[str]]:
+    """The model of one instance: where it comes from and where it lies on the host."""
+    problems = []
+    name = _given(raw, "name", "")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        problems.append(f"model.name: expected <org>/<name>, found {name!r}")
+    sources = [key for key in ("path", "revision", "build") if raw.get(key) is not None]
+    if len(sources) != 1:
+        problems.append(
+            "model: expected exactly one of revision (a commit of the Hub repository), path (a directory on the host) and "
+            f"build (a script), found {' and '.join(sources) or 'none'}"
+        )
+    model: dict[str, t.Any] = {"name": name, "source": "local", "revision": None, "build": None, "path": raw.get("path")}
+    directory = f"{settings.models_dir}/{name.replace('/', '--')}"
+    if raw.get("revision") is not None:
+        if not re.fullmatch(r"[0-9a-f]{40}", raw["revision"]):
+            problems.append(f"model.revision: expected a commit (40 hex digits; a branch or tag can move), found {raw['revision']!r}")
+        model.update(source="hub", revision=raw["revision"], path=f"{directory}/{raw['revision']}")
+    elif raw.get("build") is not None:
+        script = catalogue.build_script(raw["build"])
+        if script is None:
+            problems.append(f"model.build: no such script: {raw['build']!r} (neither one of the collection's nor a path on the controller)")
+        else:
+            model.update(source="build", revision=script[1][:12], build=script[0], path=f"{directory}/{script[1][:12]}")
+    elif model["path"] is not None and not model["path"].startswith("/"):
+        problems.append(f"model.path: expected an absolute path on the host, found {model['path']!r}")
+    return model, problems
+
+
+def _network(raw: t.Mapping[str, t.Any]) -> tuple[dict[str, t.Any], list[str]]:
+    """Address, ports and who may talk to them."""
+    problems = []
+    host, port = _given(raw, "host", "127.0.0.1"), _given(raw, "port", 30000)
+    # One port for the engine's own rendezvous, below the kernel's ephemeral range (32768-60999) when port is.
+    nccl_port = _given(raw, "nccl_port", port - 1000 if port >= 2048 else port + 1000)
+    for key, value in (("port", port), ("nccl_port", nccl_port)):
+        follows = key == "nccl_port" and raw.get("nccl_port") is None
+        if not follows and not 1024 <= value <= 65535:
+            problems.append(f"{key}: expected 1024 to 65535 (the service is not root), found {value}")
+    loopback = is_loopback(host)
+    if not loopback and not raw.get("api_key_variable") and not raw.get("allow_open_network"):
+        problems.append(
+            f"host: {host} is reachable from the network and there is no key; set api_key_variable, or allow_open_network: true "
+            "if everybody who reaches the port may use it"
+        )
+    reach = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # a comparison, not a bind
+    url = f"http://[{reach}]:{port}" if ":" in reach else f"http://{reach}:{port}"
+    return {"host": host, "port": port, "nccl_port": nccl_port, "loopback": loopback, "url": url}, problems
+
+
+def _environment(raw: t.Mapping[str, t.Any], settings: Settings, catalogue: Catalogue) -> tuple[dict[str, t.Any], list[str]]:
+    """The Python environment: one per release, variant and lock."""
+    release, variant = _given(raw, "release", settings.release), _given(raw, "variant", settings.variant)
+    lock = f"{release}-{variant}.txt"
+    sha256 = catalogue.lock_sha256(lock)
+    if sha256 is None:
+        known = ", ".join(catalogue.environments)
+        return {}, [f"release/variant: there is no lock for SGLang {release} ({variant}); there are locks for {known}"]
+    identity = f"{release}-{variant}-{sha256[:8]}"
+    path = f"{settings.root}/releases/{identity}"
+    return {"id": identity, "release": release, "variant": variant, "lock": lock, "lock_sha256": sha256, "path": path}, []
+
+
+def _unit_environment(instance: t.Mapping[str, t.Any], extra: t.Mapping[str, t.Any]) -> dict[str, str]:
+    """What the service finds in its environment. Sources: SGLANG environ.py (cache locations, core dumps), CUDA_DEVICE_ORDER
+    makes indices mean PCI bus order as nvidia-smi prints it."""
+    cpu = instance["environment"]["variant"] == "cpu"
+    values = {
+        "HOME": instance["state_dir"],
+        "PATH": f"{instance['current']}/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HF_HOME": f"{instance['state_dir']}/huggingface",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "XDG_CACHE_HOME": instance["cache_dir"],
+        "SGLANG_CACHE_DIR": f"{instance['cache_dir']}/sglang",
+        "NO_PROXY": "127.0.0.1,localhost,::1",
+        "no_proxy": "127.0.0.1,localhost,::1",
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+        "CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in instance["gpus"]),
+    }
+    if cpu:
+        values.update(SGLANG_USE_CPU_ENGINE="1", PYTHONPATH=f"{instance['current']}/shim")
+    else:
+        values.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_HOME=f"{instance['current']}/cuda")
+    return {**values, **{str(key): str(value) for key, value in extra.items()}}
+
+
+def _argv(instance: t.Mapping[str, t.Any], flags: t.Sequence[str]) -> list[str]:
+    """The command line; --model-type belongs to `sglang serve` and keeps it from asking the Hub what the model is."""
+    words = [f"{instance['current']}/bin/sglang", "serve", "--model-type", "llm", "--model-path", instance["model"]["path"]]
+    words += ["--served-model-name", instance["served_model_name"], "--host", instance["host"], "--port", str(instance["port"])]
+    return [*words, "--nccl-port", str(instance["nccl_port"]), *flags]
+
+
+def _check_lists(raw: t.Mapping[str, t.Any], variant: str) -> list[str]:
+    """Problems inside lists and free dictionaries: GPUs, environment, questions."""
+    problems = []
+    gpus = _given(raw, "gpus", [])
+    if any(isinstance(gpu, bool) or not isinstance(gpu, (int, str)) for gpu in gpus) or len({str(gpu) for gpu in gpus}) != len(gpus):
+        problems.append(f"gpus: expected different indices (PCI bus order) or UUIDs, found {gpus!r}")
+    if variant == "cuda" and not gpus:
+        problems.append("gpus: expected at least one GPU for variant cuda, found none")
+    for name in _given(raw, "environment", {}):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            problems.append(f"environment.{name}: not a name of an environment variable")
+    for number, question in enumerate(_given(_given(raw, "verify", {}), "questions", [])):
+        texts = isinstance(question, dict) and set(question) == {"prompt", "expect"} and all(isinstance(v, str) for v in question.values())
+        if not texts:
+            problems.append(f"verify.questions[{number}]: expected {{prompt: text, expect: text}}, found {question!r}")
+    return problems
+
+
+def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue) -> tuple[dict[str, t.Any] | None, list[str]]:
+    """Fill in one instance.
+
+    group: what follows sglang_instance_. raw: the operator's dictionary.
+    Returns (the resolved instance, or None when it cannot be one; problems in words, each with the key it is about).
+    """
+    if not isinstance(raw, dict):
+        return None, [f"expected a dictionary, found {raw!r}"]
+    problems = _check_keys("", raw, _KEYS)
+    for key, keys in (("model", _MODEL_KEYS), ("verify", _VERIFY_KEYS)):
+        if isinstance(raw.get(key), dict):
+            problems += _check_keys(f"{key}.", raw[key], keys)
+    if raw.get("model") is None:
+        problems.append("model: missing; expected {name: <org>/<name>, and one of revision, path, build}")
+    if problems:
+        return None, problems
+    name = _given(raw, "name", group.replace("_", "-"))
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", name):
+        problems.append(f"name: expected lower-case letters, digits and '-' (it names the unit and directories), found {name!r}")
+    model, found = _model(raw["model"], settings, catalogue)
+    problems += found
+    environment, found = _environment(raw, settings, catalogue)
+    problems += found
+    network, found = _network(raw)
+    problems += found
+    variant = _given(raw, "variant", settings.variant)
+    problems += _check_lists(raw, variant)
+    served = _given(raw, "served_model_name", model["name"].rpartition("/")[2])
+    if ":" in served or not served:
+        problems.append(f"served_model_name: expected a name without ':' (the engine refuses it), found {served!r}")
+    flags: list[str] = []
+    table = catalogue.flag_table(_given(raw, "release", settings.release))
+    if table is not None:
+        flags, found = _flags.check_args(table, _given(raw, "args", {}), RESERVED)
+        extra = _given(raw, "extra_args", [])
+        problems += found + _flags.check_extra_args(table, extra, RESERVED)
+        flags += extra
+    if problems:
+        return None, problems
+    key_variable = raw.get("api_key_variable")
+    verify: dict[str, t.Any] = {"questions": [], "thinking": None, "ready_timeout_s": 1800, "warmup_timeout_s": 300}
+    verify.update({key: value for key, value in _given(raw, "verify", {}).items() if value is not None})
+    instance: dict[str, t.Any] = {
+        "name": name,
+        "group": group,
+        "unit": f"sglang-{name}.service",
+        "unit_path": f"{settings.unit_dir}/sglang-{name}.service",
+        "environment": environment,
+        "current": f"{settings.root}/instances/{name}/current",
+        "model": model,
+        "served_model_name": served,
+        "gpus": _given(raw, "gpus", []),
+        **network,
+        "api_key_variable": key_variable,
+        "api_key_path": f"{settings.config_dir}/{name}.api_key.yaml" if key_variable else None,
+        "user": settings.user,
+        "state_dir": f"{settings.state_dir}/{name}",
+        "cache_dir": f"{settings.cache_dir}/{environment['id']}",
+        "verify": verify,
+    }
+    instance["argv"] = _argv(instance, flags)
+    instance["unit_environment"] = _unit_environment(instance, _given(raw, "environment", {}))
+    return instance, []
+
+
+def _shared(instances: t.Sequence[t.Mapping[str, t.Any]]) -> list[str]:
+    """Problems between instances of one host: the same name, port or GPU twice."""
+    problems = []
+    owners: dict[tuple[str, str], str] = {}
+    for instance in instances:
+        claims = [("name", instance["name"]), ("port", str(instance["port"])), ("port", str(instance["nccl_port"]))]
+        claims += [("GPU", str(gpu)) for gpu in instance["gpus"]]
+        for what, value in claims:
+            if (what, value) in owners:
+                problems.append(f"{PREFIX}{instance['group']}: {what} {value} is already taken by {PREFIX}{owners[what, value]}")
+            owners.setdefault((what, value), instance["group"])
+    return problems
+
+
+def resolve(raw: t.Mapping[str, t.Any], settings: Settings, catalogue: Catalogue) -> tuple[list[dict[str, t.Any]], list[str]]:
+    """Unite and fill in the instances of one host.
+
+    raw: variable name (sglang_instance_<group>) -> the operator's dictionary. Returns (instances in the order of their
+    groups' names, problems in words). The instances are complete only when there are no problems.
+    """
+    instances, problems = [], []
+    for variable in sorted(raw):
+        instance, found = resolve_one(variable[len(PREFIX) :], raw[variable], settings, catalogue)
+        problems += [f"{variable}: {problem}" for problem in found]
+        if instance is not None:
+            instances.append(instance)
+    return instances, problems + _shared(instances)

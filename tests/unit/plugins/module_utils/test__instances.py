@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+import yaml
+from ansible_collections.firstlight.sglang.plugins.module_utils import _flags, _instances
+
+ROOT = pathlib.Path(__file__).parents[4]
+TABLE = _flags.FlagTable(json.loads((ROOT / "plugins/plugin_utils/data/flags/0.5.23.json").read_text()))
+SETTINGS = _instances.Settings(
+    release="0.5.23",
+    variant="cuda",
+    root="/opt/sglang",
+    config_dir="/etc/sglang",
+    state_dir="/var/lib/sglang",
+    cache_dir="/var/cache/sglang",
+    models_dir="/var/lib/sglang/models",
+    unit_dir="/etc/systemd/system",
+    user="sglang",
+)
+CATALOGUE = _instances.Catalogue(
+    flag_table={"0.5.23": TABLE}.get,
+    lock_sha256={"0.5.23-cuda.txt": "c" * 64, "0.5.23-cpu.txt": "a" * 64}.get,
+    build_script={"tiny_qa.py": ("/x/tiny_qa.py", "b" * 64)}.get,
+    environments=("0.5.23-cpu", "0.5.23-cuda"),
+)
+MODEL = {"name": "org/name", "path": "/srv/name"}
+
+
+def resolve(**raw):
+    return _instances.resolve({f"sglang_instance_{group}": value for group, value in raw.items()}, SETTINGS, CATALOGUE)
+
+
+def instance(**raw):
+    """The one resolved instance of group g, with a model and a GPU unless given."""
+    instances, problems = resolve(g={"model": MODEL, "gpus": [0], **raw})
+    assert problems == []
+    return instances[0]
+
+
+def problems(**raw):
+    return resolve(g={"model": MODEL, "gpus": [0], **raw})[1]
+
+
+def test_ct129_has_the_reference_command_line_word_by_word():
+    raw = yaml.safe_load((ROOT / "group_vars/qwen3_6_27b/sglang_instance.yml").read_text())
+    instances, found = _instances.resolve(raw, SETTINGS, CATALOGUE)
+    assert found == []
+    assert " ".join(instances[0]["argv"]) == (
+        "/opt/sglang/instances/qwen3-6-27b/current/bin/sglang serve --model-type llm --model-path /var/lib/sglang/models/Qwen--Qwen3.6-27B "
+        "--served-model-name qwen3.6-27b --host 127.0.0.1 --port 30000 --nccl-port 29000 --tp-size 2 --dtype bfloat16 "
+        "--mamba-radix-cache-strategy extra_buffer --speculative-algorithm NEXTN --speculative-num-steps 1 --speculative-eagle-topk 1 "
+        "--speculative-num-draft-tokens 2 --reasoning-parser qwen3"
+    )
+    assert instances[0]["unit_environment"]["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert instances[0]["unit_environment"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ({"name": "o/n", "path": "/srv/n"}, {"source": "local", "revision": None, "build": None, "path": "/srv/n"}),
+        (
+            {"name": "o/n", "revision": "0123456789" * 4},
+            {"source": "hub", "revision": "0123456789" * 4, "build": None, "path": f"/var/lib/sglang/models/o--n/{'0123456789' * 4}"},
+        ),
+        (
+            {"name": "o/n", "build": "tiny_qa.py"},
+            {"source": "build", "revision": "b" * 12, "build": "/x/tiny_qa.py", "path": f"/var/lib/sglang/models/o--n/{'b' * 12}"},
+        ),
+    ],
+)
+def test_where_a_model_comes_from(model, expected):
+    assert instance(model=model)["model"] == {"name": "o/n", **expected}
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"modle": {}}, "modle: unknown key; known are name, release"),
+        ({"model": "x"}, "model: expected a dictionary, found 'x' (str)"),
+        ({"model": None}, "model: missing"),
+        ({"model": {"name": "o/n"}}, "expected exactly one of revision"),
+        ({"model": {"name": "o/n", "path": "/x", "build": "tiny_qa.py"}}, "found path and build"),
+        ({"model": {"name": "n", "path": "/x"}}, "model.name: expected <org>/<name>, found 'n'"),
+        ({"model": {"name": "o/n", "path": "x"}}, "expected an absolute path"),
+        ({"model": {"name": "o/n", "revision": "main"}}, "expected a commit (40 hex digits"),
+        ({"model": {"name": "o/n", "build": "no.py"}}, "no such script: 'no.py'"),
+        ({"model": {"name": "o/n", "path": "/x", "sha": "1"}}, "model.sha: unknown key"),
+        ({"port": "30000"}, "port: expected a whole number, found '30000' (str)"),
+        ({"port": True}, "port: expected a whole number, found True (bool)"),
+        ({"port": 80}, "port: expected 1024 to 65535"),
+        ({"port": 70000}, "port: expected 1024 to 65535"),
+        ({"port": 30000, "nccl_port": 30000}, "port 30000 is already taken"),
+        ({"host": "0.0.0.0"}, "reachable from the network and there is no key"),
+        ({"host": "example"}, "reachable from the network and there is no key"),
+        ({"release": "0.4.0"}, "there is no lock for SGLang 0.4.0 (cuda); there are locks for 0.5.23-cpu, 0.5.23-cuda"),
+        ({"variant": "rocm"}, "there is no lock for SGLang 0.5.23 (rocm)"),
+        ({"gpus": []}, "expected at least one GPU"),
+        ({"gpus": [0, 0]}, "expected different indices"),
+        ({"gpus": [0.5]}, "expected different indices"),
+        ({"name": "Big Model"}, "expected lower-case letters"),
+        ({"served_model_name": "a:b"}, "without ':'"),
+        ({"args": {"tp_sise": 2}}, "args.tp_sise: is not a flag"),
+        ({"args": {"api_key": "s"}}, "set api_key_variable"),
+        ({"extra_args": ["--host", "0.0.0.0"]}, "extra_args: --host: this flag follows from the instance"),
+        ({"environment": {"A-B": 1}}, "environment.A-B: not a name"),
+        ({"verify": {"question": []}}, "verify.question: unknown key"),
+        ({"verify": {"questions": [{"prompt": "x"}]}}, "verify.questions[0]: expected {prompt: text, expect: text}"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(raw, message):
+    found = problems(**raw)
+    assert len(found) == 1, found
+    assert found[0].startswith("sglang_instance_g: ")
+    assert message in found[0]
+
+
+def test_all_mistakes_of_all_instances_are_told_at_once():
+    found = resolve(
+        a={"model": MODEL, "gpus": [0], "args": {"x_y_z": 1, "tp_size": "two"}},
+        b={"modle": 1},
+        c=[],
+    )[1]
+    assert len(found) == 5
+    assert [line.split(":")[0] for line in found] == ["sglang_instance_a"] * 2 + ["sglang_instance_b"] * 2 + ["sglang_instance_c"]
+
+
+def test_a_host_in_two_model_groups_serves_both():
+    instances, found = resolve(a={"model": MODEL, "gpus": [0]}, b={"model": MODEL, "gpus": [1], "port": 30001, "name": "second"})
+    assert found == []
+    assert [one["unit"] for one in instances] == ["sglang-a.service", "sglang-second.service"]
+    assert instances[0]["environment"] == instances[1]["environment"]
+
+
+def test_what_two_instances_may_not_share():
+    found = resolve(a={"model": MODEL, "gpus": [0, 1], "name": "x"}, b={"model": MODEL, "gpus": [1], "name": "x", "nccl_port": 31000})[1]
+    assert found == [
+        "sglang_instance_b: name x is already taken by sglang_instance_a",
+        "sglang_instance_b: port 30000 is already taken by sglang_instance_a",
+        "sglang_instance_b: GPU 1 is already taken by sglang_instance_a",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback", "url"),
+    [
+        ("127.0.0.1", True, "http://127.0.0.1:30000"),
+        ("localhost", True, "http://localhost:30000"),
+        ("::1", True, "http://[::1]:30000"),
+        ("0.0.0.0", False, "http://127.0.0.1:30000"),
+        ("::", False, "http://[::1]:30000"),
+        ("192.0.2.1", False, "http://192.0.2.1:30000"),
+    ],
+)
+def test_addresses(host, loopback, url):
+    one = instance(host=host, allow_open_network=True)
+    assert (one["loopback"], one["url"]) == (loopback, url)
+
+
+def test_the_key_is_named_but_never_in_the_resolved_instance():
+    one = instance(host="0.0.0.0", api_key_variable="vault_key")
+    assert one["api_key_variable"] == "vault_key"
+    assert one["api_key_path"] == "/etc/sglang/g.api_key.yaml"
+    assert "--api-key" not in one["argv"]
+
+
+def test_a_cpu_instance_needs_no_gpu_and_finds_the_shim():
+    one = instance(variant="cpu", gpus=None)
+    assert one["environment"]["id"] == "0.5.23-cpu-aaaaaaaa"
+    assert one["unit_environment"]["PYTHONPATH"] == "/opt/sglang/instances/g/current/shim"
+    assert one["unit_environment"]["CUDA_VISIBLE_DEVICES"] == ""
