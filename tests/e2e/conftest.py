@@ -72,7 +72,7 @@ class Site:
         host = {
             "ansible_ssh_common_args": f"-F {self.ssh_config}",
             "sglang_venv_uv_cache_dir": "/var/cache/firstlight/uv",
-            "sglang_venv_uv_link_mode": "copy",
+            "sglang_venv_link_mode": "copy",
             "sglang_verify_report_dir": str(self.reports),
             **variables,
         }
