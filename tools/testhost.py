@@ -280,6 +280,12 @@ def writable_cgroups(mounts: str) -> bool:
     return any(entry[2] in ("cgroup", "cgroup2") and "rw" in entry[3].split(",") for entry in entries if len(entry) > 3)
 
 
+def first_lxc_error(log: str) -> str | None:
+    """The first error of an LXC log is the cause; the others follow from it."""
+    found = re.search(r" ERROR .*?:\d+ - (.*)$", log, re.MULTILINE)
+    return found[1] if found else None
+
+
 def available_memory(meminfo: str) -> int:
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
@@ -298,7 +304,8 @@ STARTED = time.monotonic()
 
 
 def say(message: str) -> None:
-    print(f"[{time.monotonic() - STARTED:4.0f} s] {message}", flush=True)
+    with contextlib.suppress(BrokenPipeError):  # the work goes on when nobody listens any more
+        print(f"[{time.monotonic() - STARTED:4.0f} s] {message}", flush=True)
 
 
 def capture(*argv: str | Path, check: bool = True, timeout: float | None = None) -> str:
@@ -459,9 +466,11 @@ def ensure_packages() -> None:
     log = cache_directory() / "packages.log"
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     # dpkg is never killed half-way: apt may outlive us, and the next run waits for its lock.
-    run_long("repairing an interrupted dpkg, if any", ["dpkg", "--configure", "-a"], log, environment=quiet, dies_with_us=False)
+    repair = ["dpkg", "--force-confold", "--configure", "-a"]
+    run_long("repairing an interrupted dpkg, if any", repair, log, environment=quiet, dies_with_us=False)
     run_long("reading package lists", ["apt-get", "update"], log, environment=quiet)
-    install = ["apt-get", "install", "--yes", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", *missing]
+    options = ["--yes", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", "-o", "DPkg::Options::=--force-confold"]
+    install = ["apt-get", "install", *options, *missing]
     run_long(f"installing {' '.join(missing)}", install, log, environment=quiet, dies_with_us=False)
 
 
@@ -474,9 +483,11 @@ def systemd_is_init() -> bool:
 
 
 def lxc_net(action: str) -> None:
+    """Start or stop the bridge through its service, or as the service would: systemd skips it on a host that is itself a container."""
     if systemd_is_init():
         capture("systemctl", action, "lxc-net.service")
-        return
+        if bool(bridge_interface()) is (action == "start"):
+            return
     script = next((path for path in (Path("/usr/libexec/lxc/lxc-net"), Path("/usr/lib/lxc/lxc-net")) if path.exists()), None)
     if script is None:
         raise CannotHostError("its lxc package has no lxc-net to make the bridge with")
@@ -487,8 +498,7 @@ def ensure_bridge() -> ipaddress.IPv4Interface:
     """Bring up lxcbr0 with its NAT, and remember that it was us."""
     if not bridge_interface():
         say(f"starting the network bridge {BRIDGE}")
-        if not systemd_is_init():
-            Path("/run/lxc/network_up").unlink(missing_ok=True)  # left over from before a reboot, and lxc-net believes it
+        Path("/run/lxc/network_up").unlink(missing_ok=True)  # where /run survives a reboot, lxc-net believes it
         write(RUN / "bridge-started", "")
         try:
             lxc_net("start")
@@ -713,8 +723,8 @@ def start(container: Container) -> None:
     try:
         capture("lxc-start", "-n", container.name, "-d", "-o", log, "-l", "WARN", timeout=60)
     except TestHostError as error:
-        tail = log.read_text(encoding="utf-8", errors="replace").strip().split("\n")[-10:] if log.exists() else []
-        raise TestHostError(f"{container.name} does not start. End of {log}:\n  " + "\n  ".join([*tail, str(error)])) from error
+        reason = first_lxc_error(log.read_text(encoding="utf-8", errors="replace") if log.exists() else "") or str(error)
+        raise CannotHostError(f"LXC does not start a container: {reason}; all of it in {log}") from error
 
 
 def banner(address: str) -> bool:

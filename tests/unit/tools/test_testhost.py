@@ -218,6 +218,16 @@ def test_writable_cgroups(mounts, expected):
     assert testhost.writable_cgroups(mounts) is expected
 
 
+def test_first_lxc_error():
+    log = (
+        "lxc-start x 20261201042046.804 WARN     cgfsng - ../src/lxc/cgroups/cgfsng.c:f:1 - Something\n"
+        "lxc-start x 20261201042046.804 ERROR    cgfsng - ../src/lxc/cgroups/cgfsng.c:f:3962 - Not a directory - Failed to open 9/cpuacct\n"
+        "lxc-start x 20261201042046.804 ERROR    cgroup - ../src/lxc/cgroups/cgroup.c:cgroup_init:34 - Bad file descriptor\n"
+    )
+    assert testhost.first_lxc_error(log) == "Not a directory - Failed to open 9/cpuacct"
+    assert testhost.first_lxc_error("") is None
+
+
 def test_available_memory():
     assert testhost.available_memory("MemTotal:  100 kB\nMemAvailable:   12 kB\n") == 12288
     assert testhost.available_memory("") == 0
