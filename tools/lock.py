@@ -115,7 +115,9 @@ def main() -> int:
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that the inputs allow")
     parser.add_argument("--uv", default="uv", help="the uv executable")
     arguments = parser.parse_args()
-    names = arguments.names or sorted(path.name[: -len(".in")] for path in LOCKS.glob("*.in") if "." not in path.stem.rpartition("-")[2])
+    names = arguments.names or sorted(
+        path.name[: -len(".in")] for path in LOCKS.glob("*.in") if not path.stem.endswith((NO_DEPS, OVERRIDES))
+    )
     stale = False
     for name in names:
         lock = LOCKS / f"{name}.txt"
