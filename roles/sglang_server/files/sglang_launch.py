@@ -31,6 +31,7 @@ RECORDS = Path("/run/sglang-server")
 KEY_FILE = "api_key.yaml"
 LOCK_FILE = "log.lock"
 MASK = b"***"
+SHORT = 4
 READ_BYTES = 65536
 PIPE_BYTES = 1 << 20
 DRAIN_S = 10.0
@@ -76,9 +77,9 @@ class Redactor:
         return b"".join(part + self._mask for part in parts) + tail[: len(tail) - keep]
 
     def close(self):
-        """The end of the stream: what was held back was no secret."""
+        """The end of the stream: what was held back is the start of a secret that was cut off, or a few bytes that only look like it."""
         held, self._held = self._held, b""
-        return held
+        return held if len(held) < SHORT else self._mask
 
 
 def write_all(descriptor, data):
