@@ -1,4 +1,4 @@
-# Copyright (c) 2026 Firstlight maintainers
+# Copyright: Firstlight contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 
 """Filters that write words, environments and command lines the way systemd reads them back."""
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from ansible.errors import AnsibleFilterError
-
 from ansible_collections.firstlight.sglang.plugins.module_utils import _systemd
 
 

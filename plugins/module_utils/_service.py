@@ -1,4 +1,4 @@
-# Copyright (c) 2026 Firstlight maintainers
+# Copyright: Firstlight contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 
 """What runs, what should run, and what must be done about it: text of systemctl and /proc in, decisions out."""
@@ -9,7 +9,8 @@ import ipaddress
 import re
 import socket
 import struct
-from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 PROPERTIES = (
     "Id",
@@ -36,7 +37,7 @@ def parse_show(text: str) -> dict[str, dict[str, str]]:
     return units
 
 
-def systemd_version(text: str) -> Optional[int]:
+def systemd_version(text: str) -> int | None:
     """The number in the first line of `systemctl --version`."""
     match = re.match(r"systemd (\d+)", text)
     return int(match.group(1)) if match else None
@@ -85,7 +86,7 @@ def addresses_collide(wanted: str, taken: str) -> bool:
     return False
 
 
-def unit_of_cgroup(text: str) -> Optional[str]:
+def unit_of_cgroup(text: str) -> str | None:
     """The service that a process belongs to, from the text of /proc/<pid>/cgroup."""
     for line in text.splitlines():
         if ":name=systemd:" in line or line.startswith("0::"):
@@ -100,10 +101,12 @@ class Owner(NamedTuple):
 
     pid: int
     name: str
-    unit: Optional[str]
+    unit: str | None
 
 
-def port_conflicts(instance: Mapping[str, Any], listeners: Iterable[Listener], owners: Mapping[str, Owner], own_units: Iterable[str]) -> list[str]:
+def port_conflicts(
+    instance: Mapping[str, Any], listeners: Iterable[Listener], owners: Mapping[str, Owner], own_units: Iterable[str]
+) -> list[str]:
     """The ports of an instance that something else holds, in words."""
     exempt = set(own_units)
     problems = []
@@ -129,7 +132,7 @@ def port_conflicts(instance: Mapping[str, Any], listeners: Iterable[Listener], o
     return problems
 
 
-def differences(record: Optional[Mapping[str, Any]], now: Mapping[str, Any], *, key_path: Optional[str], launcher: str) -> list[str]:
+def differences(record: Mapping[str, Any] | None, now: Mapping[str, Any], *, key_path: str | None, launcher: str) -> list[str]:
     """Why what runs is not what is written: empty when it is."""
     if record is None:
         return ["unknown start"]
@@ -152,7 +155,7 @@ class Plan(NamedTuple):
     """What to do with one unit."""
 
     action: str  # none, start, restart, stop
-    enable: Optional[bool]  # None: as it is
+    enable: bool | None  # None: as it is
     restart_required: bool  # a restart that is not allowed now
 
 
@@ -169,7 +172,20 @@ def plan(state: str, *, enabled: bool, active_state: str, unit_file_state: str, 
     return Plan("none", enable, bool(stale))
 
 
-def instance_of_unit(text: str) -> Optional[str]:
+def dropins_outdated(unit: str, loaded: Iterable[str], on_disk: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a unit has other drop-ins on disk than systemd has loaded.
+
+    NeedDaemonReload overlooks a directory of drop-ins that is new (systemd 252 looks it up in a cache).
+    on_disk: directory, highest precedence first -> names of the *.conf files in <directory>/<unit>.d.
+    """
+    effective: dict[str, str] = {}
+    for directory, names in on_disk.items():
+        for name in names:
+            effective.setdefault(name, f"{directory}/{unit}.d/{name}")
+    return set(effective.values()) != {path for path in loaded if f"/{unit}.d/" in path}
+
+
+def instance_of_unit(text: str) -> str | None:
     """The instance that a unit file belongs to: only a unit that this collection wrote has the section."""
     section = ""
     for line in text.splitlines():
@@ -180,7 +196,7 @@ def instance_of_unit(text: str) -> Optional[str]:
     return None
 
 
-def key_file_of_unit(text: str) -> Optional[str]:
+def key_file_of_unit(text: str) -> str | None:
     """The key file that a unit loads."""
     match = re.search(r"^LoadCredential=api_key\.yaml:(/.+)$", text, re.MULTILINE)
     return match.group(1).replace("%%", "%") if match else None

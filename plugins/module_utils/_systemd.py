@@ -1,4 +1,4 @@
-# Copyright (c) 2026 Firstlight maintainers
+# Copyright: Firstlight contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 
 """The text of a systemd unit: how a word must be written so that systemd reads the same word back.
@@ -13,7 +13,7 @@ Three places have three sets of rules:
 from __future__ import annotations
 
 import re
-from typing import Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 _BARE = re.compile(r"[A-Za-z0-9_@:,./=+-]+\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")

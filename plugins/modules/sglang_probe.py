@@ -58,7 +58,7 @@ author:
 EXAMPLES = r"""
 - name: Check that the instances answer correctly
   firstlight.sglang.sglang_probe:
-    instances: "{{ lookup('firstlight.sglang.instances') }}"
+    instances: "{{ query('firstlight.sglang.instances') }}"
     questions:
       - prompt: What is the capital of France? Answer with one word.
         expect: Paris

@@ -57,7 +57,7 @@ author:
 EXAMPLES = r"""
 - name: Write the reports
   firstlight.sglang.sglang_report:
-    instances: "{{ lookup('firstlight.sglang.instances') }}"
+    instances: "{{ query('firstlight.sglang.instances') }}"
     wait: "{{ wait_result }}"
     probe: "{{ probe_result }}"
     directory: reports

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-# Copyright (c) 2026 Firstlight maintainers
+# Copyright: Firstlight contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 
 """Makes systemd run what the unit files of all instances of a host say."""
@@ -17,12 +17,13 @@ description:
     A change that an interrupted run has left behind is thus applied by the next one.
     Compared are the unit file with its drop-ins, the key file, the launcher and the environment behind the link C(current),
     with what the unit itself has recorded when it was started.
-  - In check mode it changes nothing and reports what it would do. It needs nothing to be installed then, so that it can look at a blank host.
+  - In check mode it changes nothing, reports what it would do, and needs nothing to be installed: it can look at a blank host.
 options:
   instances:
     description:
       - Resolved instances as the lookup P(firstlight.sglang.instances#lookup) returns them.
-      - Read are C(name), C(unit), C(unit_path), C(host), C(port), C(nccl_port), C(current), C(api_key_path) and C(user); others are ignored.
+      - Read are C(name), C(unit), C(unit_path), C(host), C(port), C(nccl_port), C(current), C(api_key_path) and C(user).
+      - Other keys are ignored.
     type: list
     elements: dict
     required: true
@@ -33,7 +34,8 @@ options:
   state:
     description:
       - V(started) and V(stopped) are what they say.
-      - V(absent) stops the units and removes them, the instances' link C(current) and their key files. Environments, models, state and caches stay.
+      - V(absent) stops the units and removes them, the instances' link C(current) and their key files.
+      - Environments, models, state and caches stay.
     type: str
     choices: [started, stopped, absent]
     default: started
@@ -60,7 +62,7 @@ options:
     type: path
     default: /etc/systemd/system
 author:
-  - Firstlight maintainers (@firstlight)
+  - Firstlight contributors
 attributes:
   check_mode:
     support: full
@@ -75,12 +77,12 @@ notes:
 EXAMPLES = r"""
 - name: Run what the units say
   firstlight.sglang.sglang_service:
-    instances: "{{ lookup('firstlight.sglang.instances') }}"
+    instances: "{{ query('firstlight.sglang.instances') }}"
     launcher: /opt/sglang/libexec/sglang_launch.py
 
 - name: See what would be done
   firstlight.sglang.sglang_service:
-    instances: "{{ lookup('firstlight.sglang.instances') }}"
+    instances: "{{ query('firstlight.sglang.instances') }}"
     launcher: /opt/sglang/libexec/sglang_launch.py
   check_mode: true
 """
@@ -145,10 +147,10 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
 from ansible_collections.firstlight.sglang.plugins.module_utils import _service
 
 RECORDS = Path("/run/sglang-server")
+UNIT_DIRECTORIES = ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system")
 
 
 def read_text(path):
@@ -186,6 +188,15 @@ class Host:
         paths = {shown.get("FragmentPath", ""), *shown.get("DropInPaths", "").split(), instance.get("api_key_path") or "", launcher} - {""}
         return {"files": {path: sha256_of(path) for path in paths}, "environment": os.path.realpath(instance["current"])}
 
+    def outdated(self, instance, shown):
+        """Whether systemd has loaded something else than lies on the disk."""
+        unit = instance["unit"]
+        if shown.get("LoadState") != "loaded":
+            return Path(instance["unit_path"]).exists()
+        on_disk = {directory: [path.name for path in Path(directory, f"{unit}.d").glob("*.conf")] for directory in UNIT_DIRECTORIES}
+        other = _service.dropins_outdated(unit, shown.get("DropInPaths", "").split(), on_disk)
+        return other or shown.get("NeedDaemonReload") == "yes"
+
     def record(self, unit):
         try:
             return json.loads((RECORDS / f"{unit}.json").read_text())
@@ -207,7 +218,7 @@ class Host:
             with contextlib.suppress(OSError):
                 for descriptor in (entry / "fd").iterdir():
                     with contextlib.suppress(OSError):
-                        inode = wanted.get(os.readlink(descriptor))
+                        inode = wanted.get(str(descriptor.readlink()))
                         if inode is not None and inode not in found:
                             unit = _service.unit_of_cgroup(read_text(entry / "cgroup"))
                             found[inode] = _service.Owner(int(entry.name), read_text(entry / "comm").strip(), unit)
@@ -220,7 +231,8 @@ class Host:
                 text = read_text(path)
                 name = _service.instance_of_unit(text)
                 if name is not None:
-                    units[path.name] = {"name": name, "unit": path.name, "unit_path": str(path), "api_key_path": _service.key_file_of_unit(text)}
+                    key_path = _service.key_file_of_unit(text)
+                    units[path.name] = {"name": name, "unit": path.name, "unit_path": str(path), "api_key_path": key_path}
         return units
 
     def last_lines(self, unit):
@@ -251,12 +263,13 @@ def look(module, host, instances):
         shown = shown_units.get(instance["unit"], {})
         record = host.record(instance["unit"])
         active = shown.get("ActiveState", "")
+        outdated = host.outdated(instance, shown)
         stale: list[str] = []
         if active in ("active", "reloading"):
             stale = _service.differences(
                 record, host.now(shown, instance, launcher), key_path=instance.get("api_key_path"), launcher=os.path.realpath(launcher)
             )
-            if shown.get("NeedDaemonReload") == "yes" and "unit" not in stale:
+            if outdated and "unit" not in stale:
                 stale.insert(0, "unit")
             if module.check_mode and instance["unit"] in module.params["rewritten"] and not stale:
                 stale = ["unit"]
@@ -268,22 +281,24 @@ def look(module, host, instances):
             stale=stale,
             restart_allowed=module.params["restart_allowed"],
         )
-        seen.append({
-            "instance": instance,
-            "shown": shown,
-            "plan": planned,
-            "report": {
-                "name": instance["name"],
-                "unit": instance["unit"],
-                "active_state": active,
-                "sub_state": shown.get("SubState", ""),
-                "main_pid": int(shown.get("MainPID") or 0),
-                "environment": os.path.realpath(instance["current"]) if os.path.lexists(instance["current"]) else None,
-                "stale": stale,
-                "helper_ports": (record or {}).get("helper_ports") if active == "active" else None,
-                "action": planned.action,
-            },
-        })
+        seen.append(
+            {
+                "instance": instance,
+                "outdated": outdated,
+                "plan": planned,
+                "report": {
+                    "name": instance["name"],
+                    "unit": instance["unit"],
+                    "active_state": active,
+                    "sub_state": shown.get("SubState", ""),
+                    "main_pid": int(shown.get("MainPID") or 0),
+                    "environment": os.path.realpath(instance["current"]) if os.path.lexists(instance["current"]) else None,
+                    "stale": stale,
+                    "helper_ports": (record or {}).get("helper_ports") if active == "active" else None,
+                    "action": planned.action,
+                },
+            }
+        )
     return seen
 
 
@@ -317,14 +332,14 @@ def apply(host, seen):
 def missing(instances, launcher):
     """Directories and users that the role has to make before it writes."""
     paths = [launcher, *(instance.get(key) for instance in instances for key in ("current", "api_key_path"))]
-    directories = {os.path.dirname(path) for path in paths if path}
+    directories = {Path(path).parent for path in paths if path}
     users = set()
     for name in {instance.get("user") for instance in instances} - {None}:
         try:
             pwd.getpwnam(name)
         except KeyError:
             users.add(name)
-    return {"directories": sorted(path for path in directories if not os.path.isdir(path)), "users": sorted(users)}
+    return {"directories": sorted(str(path) for path in directories if not path.is_dir()), "users": sorted(users)}
 
 
 def absent(module, host, instances, result):
@@ -394,11 +409,7 @@ def main():
 def run(module, host, instances, exempt, result):
     """Started or stopped."""
     seen = look(module, host, instances)
-    outdated = any(
-        entry["shown"].get("NeedDaemonReload") == "yes"
-        or (entry["shown"].get("LoadState") != "loaded" and Path(entry["instance"]["unit_path"]).exists())
-        for entry in seen
-    )
+    outdated = any(entry["outdated"] for entry in seen)
     problems = conflicts(host, seen, exempt)
     if problems:
         module.fail_json(msg="\n".join(problems), **result)

@@ -41,7 +41,7 @@ author:
 EXAMPLES = r"""
 - name: Look at the instances
   firstlight.sglang.sglang_status:
-    instances: "{{ lookup('firstlight.sglang.instances') }}"
+    instances: "{{ query('firstlight.sglang.instances') }}"
   register: status
 
 - name: Show the phases

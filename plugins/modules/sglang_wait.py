@@ -53,7 +53,7 @@ author:
 EXAMPLES = r"""
 - name: Wait until the instances are ready
   firstlight.sglang.sglang_wait:
-    instances: "{{ lookup('firstlight.sglang.instances') }}"
+    instances: "{{ query('firstlight.sglang.instances') }}"
 """
 
 RETURN = r"""

@@ -1,4 +1,4 @@
-# Copyright (c) 2026 Firstlight maintainers
+# Copyright: Firstlight contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 
 """What a unit sglang-<name>.service needs around the engine itself. Standard library only.
@@ -31,9 +31,13 @@ RECORDS = Path("/run/sglang-server")
 KEY_FILE = "api_key.yaml"
 LOCK_FILE = "log.lock"
 MASK = b"***"
+SHORT = 4
 READ_BYTES = 65536
 PIPE_BYTES = 1 << 20
 DRAIN_S = 10.0
+# For programs that root runs from here: the PATH of the unit is made for the engine.
+CLEAN = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class LaunchError(Exception):
@@ -73,9 +77,9 @@ class Redactor:
         return b"".join(part + self._mask for part in parts) + tail[: len(tail) - keep]
 
     def close(self):
-        """The end of the stream: what was held back was no secret."""
+        """The end of the stream: what was held back is the start of a secret that was cut off, or a few bytes that only look like it."""
         held, self._held = self._held, b""
-        return held
+        return held if len(held) < SHORT else self._mask
 
 
 def write_all(descriptor, data):
@@ -126,7 +130,7 @@ def start_filter(secret, lock_path):
         try:
             os.setsid()
             if os.fork() == 0:
-                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2):
+                for number in IGNORED:
                     signal.signal(number, signal.SIG_IGN)
                 os.ftruncate(lock, 0)
                 os.write(lock, str(os.getpid()).encode())
@@ -155,7 +159,7 @@ def run(arguments):
     if key_file is not None and key_file.exists():
         start_filter(read_key(key_file.read_text()), Path(os.environ["RUNTIME_DIRECTORY"].split(":")[0], LOCK_FILE))
     try:
-        os.execv(command[0], command)
+        os.execv(command[0], command)  # noqa: S606  # a list, no shell
     except OSError as error:
         raise LaunchError(f"cannot start {command[0]}: {error.strerror}. Run the playbook again: it installs the environment") from error
 
@@ -178,9 +182,8 @@ def fingerprint(files, link):
 
 def unit_files(unit):
     """The files that systemd has loaded for a unit, and whether they have changed since."""
-    done = subprocess.run(
-        ["systemctl", "show", "--property=FragmentPath,DropInPaths,NeedDaemonReload", unit], capture_output=True, text=True, check=False, timeout=30
-    )
+    command = ["systemctl", "show", "--property=FragmentPath,DropInPaths,NeedDaemonReload", unit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=CLEAN, timeout=30)
     shown = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     files = [shown.get("FragmentPath", ""), *shown.get("DropInPaths", "").split()]
     return [path for path in files if path], shown.get("NeedDaemonReload") == "yes"
@@ -247,7 +250,7 @@ def table_name(unit):
 def nft(rules):
     """Feed rules to nft; None when it worked, else why not."""
     try:
-        done = subprocess.run(["nft", "-f", "-"], input=rules, capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run(["nft", "-f", "-"], input=rules, capture_output=True, text=True, check=False, env=CLEAN, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return None if done.returncode == 0 else done.stderr.strip()
@@ -275,8 +278,9 @@ def close_ports(unit, ports):
         return "nftables"
     listed = ", ".join(str(port) for port in sorted(ports))
     raise LaunchError(
-        f"the helper port {listed} of this loopback instance would be open to the network: the kernel does not enforce IPAddressDeny= here, "
-        f"and nft failed ({problem}). Install nftables, or set sglang_server_close_helper_ports: false if a firewall in front of the host does it"
+        f"the helper port {listed} of this loopback instance would be open to the network: "
+        f"the kernel does not enforce IPAddressDeny= here, and nft failed ({problem}). "
+        "Install nftables, or set sglang_server_close_helper_ports: false if a firewall in front of the host does it"
     )
 
 
@@ -340,7 +344,8 @@ def verify(arguments):
         copy = Path(directory, arguments.unit)
         copy.write_bytes(Path(arguments.path).read_bytes())
         for option in (["--recursive-errors=no"], []):  # since systemd 250
-            done = subprocess.run(["systemd-analyze", *option, "verify", str(copy)], capture_output=True, text=True, check=False, timeout=60)
+            command = ["systemd-analyze", *option, "verify", str(copy)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=CLEAN, timeout=60)
             if "unrecognized option" not in done.stderr:
                 break
     lines = [line.replace(f"{directory}/", "") for line in done.stderr.splitlines()]

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""A scripted stand-in for the engine: it takes the engine's command line, leaks its key into the log as the engine does, listens as it does."""
+"""A scripted stand-in for the engine: it takes its command line, leaks its key into the log and listens as the engine does."""
 
 import json
 import os
@@ -11,12 +11,13 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 argv = sys.argv[1:]
 options = {argv[i][2:]: argv[i + 1] for i in range(len(argv) - 1) if argv[i].startswith("--")}
 key = None
 if "config" in options:
-    key = re.search(r'"(.*)"', open(options["config"]).read()).group(1)
+    key = re.search(r'"(.*)"', Path(options["config"]).read_text()).group(1)
 print("argv=" + json.dumps(argv), flush=True)
 print("env=" + json.dumps({name: value for name, value in os.environ.items() if name.startswith("DOUBLE_")}), flush=True)
 print(f"server_args={{'api_key': '{key}', 'port': {options['port']}}}", flush=True)
@@ -33,7 +34,6 @@ store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 store.bind(("0.0.0.0", int(options["nccl-port"])))
 store.listen(5)
 helper = subprocess.Popen(["/bin/sleep", "100000"])
-running = threading.Semaphore(0)
 streams = []
 
 
@@ -41,6 +41,10 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
+        if self.path == "/crash":  # as the engine does: say why, then kill all children and itself
+            print(f"Scheduler hit an exception with {key}", flush=True)
+            helper.kill()
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.path != "/stream":
             self.send_response(200)
             self.send_header("Content-Length", "2")
