@@ -70,7 +70,7 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 448.00 MiB.
             "AssertionError: Only {'trtllm_mha', 'triton', 'fa4'} backends are supported on Blackwell GPUs for hybrid GDN models.",
             "attention_backend_not_for_gpu",
         ),
-        ("ValueError(\"type fp8e4nv not supported in this architecture.", "fp8_not_on_this_gpu"),
+        ('ValueError("type fp8e4nv not supported in this architecture.', "fp8_not_on_this_gpu"),
         ("RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist", "nvcc_missing"),
         ("/bin/sh: 1: /nonexistent/bin/nvcc: not found", "nvcc_missing"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'", "ninja_missing"),
@@ -151,7 +151,9 @@ def test_fewer_requests_than_wanted_is_a_warning_with_both_numbers():
 
 
 def test_no_problem_shows_a_key():
-    text = "server_args=ServerArgs(api_key='SENTINEL') error: unrecognized arguments: --x\nOSError: [Errno 13] Permission denied: '/SENTINEL'"
+    text = (
+        "server_args=ServerArgs(api_key='SENTINEL') error: unrecognized arguments: --x\nOSError: [Errno 13] Permission denied: '/SENTINEL'"
+    )
     assert "SENTINEL" not in str(diagnosis.diagnose(lines_of(text), secrets=["SENTINEL"]))
     assert "SENTINEL" not in str(diagnosis.telling_lines(lines_of(text), secrets=["SENTINEL"]))
 
