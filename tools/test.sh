@@ -17,7 +17,7 @@ stage() {
 stage "unit tests" pytest -q tests/unit
 stage "sanity of the artifact" tools/sanity.sh
 stage "molecule" molecule test --all
-stage "end to end" pytest -q tests/e2e
+FIRSTLIGHT_KEEP=1 stage "end to end" pytest -q tests/e2e
 stage "the other ansible-core" tools/other_core.sh
 if [ "$mode" = full ]; then
   stage "slow tests" pytest -q tests/e2e_slow

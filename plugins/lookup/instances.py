@@ -68,7 +68,7 @@ options:
 EXAMPLES = r"""
 - name: Show the command line of every instance of this host
   ansible.builtin.debug:
-    msg: "{{ lookup('firstlight.sglang.instances') | map(attribute='argv') }}"
+    msg: "{{ query('firstlight.sglang.instances') | map(attribute='argv') }}"
 """
 
 RETURN = r"""

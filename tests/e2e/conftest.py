@@ -1,6 +1,7 @@
 """End-to-end tests: a real container, the real engine, playbooks driven through ansible-runner.
 
 The container stays for the whole session; FIRSTLIGHT_KEEP=1 keeps it afterwards, so that a second session is quick.
+FIRSTLIGHT_HOST=ready: the container is there and somebody else's to make and to remove.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Site:
         host = {
             "ansible_ssh_common_args": f"-F {self.ssh_config}",
             "sglang_venv_uv_cache_dir": "/var/cache/firstlight/uv",
-            "sglang_venv_uv_link_mode": "copy",
+            "sglang_venv_link_mode": "copy",
             "sglang_verify_report_dir": str(self.reports),
             **variables,
         }
@@ -99,9 +100,11 @@ class Site:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> t.Iterator[Site]:
-    testhost("create", PURPOSE, "--hostname", "ct129")
+    ready = os.environ.get("FIRSTLIGHT_HOST") == "ready"
+    if not ready:
+        testhost("create", PURPOSE, "--hostname", "ct129")
     yield Site(tmp_path_factory.mktemp("site"), PURPOSE)
-    if not os.environ.get("FIRSTLIGHT_KEEP"):
+    if not ready and not os.environ.get("FIRSTLIGHT_KEEP"):
         testhost("destroy", PURPOSE)
 
 
