@@ -62,13 +62,13 @@ def talk_lines(instance: t.Mapping[str, t.Any], prompt: str, controller: Control
         bind = f"[{bind}]" if ":" in bind else bind
         lines.append(
             f"{ssh} -f -o ExitOnForwardFailure=yes -L {port}:{bind}:{port} {shlex.quote(target)} sleep {TUNNEL_SECONDS}"
-            "  # a tunnel for ten minutes"
+            " >/dev/null 2>&1  # a tunnel for ten minutes"
         )
     else:
         address = controller["address"]
         url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
     body = {"model": instance["served_model_name"], "messages": [{"role": "user", "content": prompt}], "max_tokens": 256}
-    curl = ["curl", "-s", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    curl = ["curl", "-sS", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
     read_key = ""
     if instance.get("api_key_path"):
         # -H @- reads the header from standard input, so that no process list shows the key.

@@ -194,9 +194,16 @@ def awaits_restart(look: Look) -> bool:
     return look["phase"] == "failed" and str(look["unit"]["sub_state"]).startswith("auto-restart")
 
 
+def _invocation_changed(first: Look, now: Look) -> bool:
+    return bool(first["unit"]["invocation_id"] != now["unit"]["invocation_id"])
+
+
 def is_new_start(first: Look, now: Look) -> bool:
     """Whether the first look fell into the end of an earlier run, so that this look is the one to compare the next ones with."""
-    return first["unit"]["invocation_id"] != now["unit"]["invocation_id"] and (awaits_restart(first) or first["phase"] == "draining")
+    if now["phase"] == "failed" or not _invocation_changed(first, now):
+        return False
+    owed = awaits_restart(first) and now["unit"]["restarts"] <= first["unit"]["restarts"] + 1
+    return owed or bool(first["phase"] == "draining")
 
 
 def _ending(unit: t.Mapping[str, t.Any]) -> str:
@@ -216,19 +223,19 @@ def judge(first: Look, now: Look) -> Verdict:
     note = restart_note(first["unit"], now["unit"])
     phase = now["phase"]
     ended = _ending(now["unit"])
-    if note and now["unit"]["restarts"] > first["unit"]["restarts"]:
+    if awaits_restart(first) and not _invocation_changed(first, now) and phase != "ready":
+        verdict = Verdict("waiting")  # the number of restarts grows a moment before the new run begins
+    elif awaits_restart(now):
+        verdict = Verdict("failed", f"the engine ended ({ended}) and waits for its next restart")
+    elif phase == "failed":
+        verdict = Verdict("failed", f"the unit failed ({ended})")
+    elif note and now["unit"]["restarts"] > first["unit"]["restarts"]:
         again = " and is up again" if phase == "ready" else ""
         verdict = Verdict("failed", f"the engine ended while it was waited for{again}: {note}")
     elif phase == "ready":
         verdict = Verdict("ready")
     elif note:
         verdict = Verdict("failed", f"the engine ended while it was waited for: {note}")
-    elif awaits_restart(now) and awaits_restart(first):
-        verdict = Verdict("waiting")
-    elif awaits_restart(now):
-        verdict = Verdict("failed", f"the engine ended ({ended}) and waits for its next restart")
-    elif phase == "failed":
-        verdict = Verdict("failed", f"the unit failed ({ended})")
     elif phase == "absent":
         verdict = Verdict("failed", "there is no such unit ({})".format(now["unit"]["load_state"]))
     elif phase == "stopped":
@@ -254,7 +261,7 @@ def describe(look: Look) -> str:
 
 def failure_message(look: Look, why: str, previous: Look | None = None) -> str:
     """Everything a person needs: what happened, what it means, what to do, and the lines that say so."""
-    told = previous if previous is not None else look
+    told = previous if previous is not None and look["phase"] != "failed" else look  # the log of the run that ended
     text = [f"{look['name']}: {why}."]
     worst = [problem for problem in told["problems"] if problem["severity"] == "error"] or [
         problem for problem in told["problems"] if problem["severity"] in ("warning", "consequence")

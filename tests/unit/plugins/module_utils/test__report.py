@@ -104,15 +104,15 @@ OPEN = {**INSTANCE, "loopback": False, "host": "0.0.0.0", "url": "http://127.0.0
 @pytest.mark.parametrize(
     ("instance", "controller", "starts"),
     [
-        (INSTANCE, LOCAL, ["curl -s http://127.0.0.1:30000/"]),
+        (INSTANCE, LOCAL, ["curl -sS http://127.0.0.1:30000/"]),
         (
             INSTANCE,
             REMOTE,
-            ["ssh -F 'my config' -p 2222 -f -o ExitOnForwardFailure=yes -L 30000:127.0.0.1:30000 ops@ct129", "curl -s http://127.0.0.1"],
+            ["ssh -F 'my config' -p 2222 -f -o ExitOnForwardFailure=yes -L 30000:127.0.0.1:30000 ops@ct129", "curl -sS http://127.0.0.1"],
         ),
         ({**INSTANCE, "host": "::1"}, REMOTE, ["ssh -F 'my config' -p 2222 -f -o ExitOnForwardFailure=yes -L 30000:[::1]:30000", "curl"]),
-        (OPEN, REMOTE, ["curl -s http://ct129:30000/"]),
-        (OPEN, {**REMOTE, "address": "fe80::1"}, ["curl -s 'http://[fe80::1]:30000/"]),
+        (OPEN, REMOTE, ["curl -sS http://ct129:30000/"]),
+        (OPEN, {**REMOTE, "address": "fe80::1"}, ["curl -sS 'http://[fe80::1]:30000/"]),
         (KEYED, LOCAL, ["sudo cat /etc/sglang/demo.api_key.yaml | sed -n "]),
         (
             {**OPEN, **KEYED, "loopback": False},

@@ -64,6 +64,11 @@ RESTARTED = {**RUNNING, "InvocationID": "b" * 32}
         (look({"ActiveState": "inactive"}), look({"ActiveState": "inactive"}), "failed", "systemctl start sglang-demo.service"),
         # dead at the first look: systemd owes it one restart
         (look(AUTO_RESTART), look(AUTO_RESTART), "waiting", ""),
+        (look(AUTO_RESTART), look({**AUTO_RESTART, "NRestarts": 1}), "waiting", ""),
+        # but no second one
+        (look(AUTO_RESTART), look({**AUTO_RESTART, "InvocationID": "b" * 32, "NRestarts": 1}), "failed", "waits for its next restart"),
+        (look(AUTO_RESTART), look({**RESTARTED, "NRestarts": 2}), "failed", "systemd restarted it"),
+        (look(AUTO_RESTART), look({**FAILED, "InvocationID": "b" * 32}), "failed", "exited with 2"),
     ],
 )
 def test_verdicts(first, now, state, word):
@@ -78,6 +83,9 @@ def test_verdicts(first, now, state, word):
         (look(AUTO_RESTART), look({**RESTARTED, "NRestarts": 1}), True),
         (look({**RUNNING, "ActiveState": "deactivating", "SubState": "stop-sigterm"}), look(RESTARTED), True),
         (look(AUTO_RESTART), look(AUTO_RESTART), False),
+        (look(AUTO_RESTART), look({**AUTO_RESTART, "NRestarts": 1}), False),
+        (look(AUTO_RESTART), look({**AUTO_RESTART, "InvocationID": "b" * 32, "NRestarts": 1}), False),
+        (look(AUTO_RESTART), look({**RESTARTED, "NRestarts": 2}), False),
         (look(RUNNING), look(RESTARTED), False),
     ],
 )
