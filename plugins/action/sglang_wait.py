@@ -13,10 +13,10 @@ from ansible.utils.display import Display
 from ansible_collections.firstlight.sglang.plugins.module_utils._status import (
     InputError,
     Verdict,
-    awaits_restart,
     check_instances,
     describe,
     failure_message,
+    is_new_start,
     judge,
     timeout_message,
 )
@@ -83,11 +83,11 @@ class ActionModule(ActionBase):
             verdicts: dict[str, Verdict] = {}
             for look in answer["instances"]:
                 name = look["name"]
-                if name not in first or (awaits_restart(first[name]) and not awaits_restart(look)):
+                if name not in first or is_new_start(first[name], look):
                     first[name] = look
                 verdicts[name] = judge(first[name], look)
                 phase, when = shown.get(name, ("", 0.0))
-                if phase != look["phase"] or (verdicts[name].state == "waiting" and waited - when >= report_seconds):
+                if phase != look["phase"] or (verdicts[name].state == "waiting" and waited - when >= report_seconds - poll_seconds):
                     if looks > 1 or verdicts[name].state == "waiting":
                         display.display(f"  [{task_vars.get('inventory_hostname', '')}] {describe(look)}")
                     shown[name] = (look["phase"], waited)

@@ -455,7 +455,8 @@ _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interru
 _ERROR_NAME = re.compile(r"(?:Error|Exception|Interrupt|Exit)\b")
 _DULL = re.compile(
     r"^\s|^$|^Traceback |^During handling|^The above exception|HTTP/1\.1\" \d|server_args=|kill_process_tree called|\[--|^usage: "
-    r"|^CUDA kernel errors might|^Compile with|^For debugging|^Context: |^Received sigquit from a child"
+    r"|^CUDA kernel errors|^Compile with|^For debugging|^Context: |^Received sigquit from a child"
+    r"|: (?:Killing process|Sending signal) "
 )
 _ORDER = {"error": 0, "warning": 1, "consequence": 2, "harmless": 3}
 
@@ -544,6 +545,11 @@ def diagnose_unit(*, result: str, exit_code: str, exit_status: int | None, faile
     if exit_code == "exited" and exit_status in _EXEC_STATUS:
         code, advice = _EXEC_STATUS[exit_status]
         return [problem(code, advice)]
+    if result == "start-limit-hit":
+        limit = problem(
+            "start_limit_hit", "systemd gives it no more starts for now: mend the cause, then systemctl reset-failed and start."
+        )
+        return [limit]
     if explained:
         return []
     if result == "oom-kill":

@@ -50,7 +50,7 @@ READY_LINE = "The server is fired up and ready to roll!"
 # The last line that matches one of these says where the engine is. With speculation the draft model loads after the target model,
 # so "loading_weights" may come twice.
 _MARKERS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"Init torch distributed begin"), "connecting_ranks"),
+    (re.compile(r"Init (?:torch distributed|parallel) begin"), "connecting_ranks"),
     (re.compile(r"Load weight begin"), "loading_weights"),
     (re.compile(r"Load weight end"), "allocating_pools"),
     (re.compile(r"Capture .*graph begin"), "capturing_graphs"),

@@ -62,20 +62,22 @@ def talk_lines(instance: t.Mapping[str, t.Any], prompt: str, controller: Control
         bind = f"[{bind}]" if ":" in bind else bind
         lines.append(
             f"{ssh} -f -o ExitOnForwardFailure=yes -L {port}:{bind}:{port} {shlex.quote(target)} sleep {TUNNEL_SECONDS}"
-            "  # a tunnel for ten minutes"
+            " >/dev/null 2>&1  # a tunnel for ten minutes"
         )
     else:
         address = controller["address"]
         url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
     body = {"model": instance["served_model_name"], "messages": [{"role": "user", "content": prompt}], "max_tokens": 256}
-    curl = ["curl", "-s", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    curl = ["curl", "-sS", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
     read_key = ""
     if instance.get("api_key_path"):
-        # The value may be quoted; -H @- reads the header from standard input, so that no process list shows it.
-        sed = "s/^api-key: *[\"']\\{0,1\\}\\([^\"']*\\)[\"']\\{0,1\\} *$/Authorization: Bearer \\1/p"
+        # -H @- reads the header from standard input, so that no process list shows the key.
         sudo = [] if controller["user"] == "root" else ["sudo"]
-        read = shlex.join([*sudo, "sed", "-n", sed, str(instance["api_key_path"])])
-        read_key = (read if controller["local"] else f"{ssh} {shlex.quote(target)} {shlex.quote(read)}") + " | "
+        show = shlex.join([*sudo, "cat", str(instance["api_key_path"])])
+        if not controller["local"]:
+            show = f"{ssh} {shlex.quote(target)} {show}"
+        header = shlex.quote('s/^api-key: *"\\{0,1\\}\\([^"]*\\)"\\{0,1\\}$/Authorization: Bearer \\1/p')
+        read_key = f"{show} | sed -n {header} | "
         curl += ["-H", "@-"]
     curl += ["-d", json.dumps(body, ensure_ascii=False)]
     lines.append(read_key + shlex.join(curl))
@@ -198,9 +200,9 @@ def table(head: t.Sequence[str], rows: t.Sequence[t.Sequence[t.Any]]) -> str:
     """A Markdown table whose columns, but for the last, are aligned for those who read it as it is."""
     cells = [[_cell(value) for value in row] for row in (head, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    widths[-1] = len(cells[0][-1])
+    widths[-1] = 0  # the last one may be long
     made = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in cells]
-    made.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    made.insert(1, "|" + "|".join("-" * ((width or 3) + 2) for width in widths) + "|")
     return "\n".join(made)
 
 

@@ -33,6 +33,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._unit_state impo
     combine_phase,
     is_dead_of_failure,
     is_running,
+    read_end,
     restart_note,
 )
 
@@ -150,6 +151,27 @@ def build_look(
     }
 
 
+def build_previous(*, name: str, invocation: str, lines: t.Sequence[LogLine], secrets: t.Sequence[str] = ()) -> dict[str, t.Any]:
+    """What the journal of an earlier invocation says of its end."""
+    code, status, result = read_end(line.text for line in lines)
+    problems = diagnose(lines, secrets=secrets)
+    problems += diagnose_unit(
+        result=result,
+        exit_code=code,
+        exit_status=status,
+        failed=bool(result),
+        explained=any(problem["severity"] == "error" for problem in problems),
+        exception=last_exception(lines, secrets=secrets),
+    )
+    return {
+        "name": name,
+        "invocation_id": invocation,
+        "phase": read_phase(lines).phase,
+        "problems": problems,
+        "lines": telling_lines(lines, secrets=secrets),
+    }
+
+
 def _foreign_listener(http: HttpLook) -> Problem:
     return {
         "code": "port_in_use",
@@ -172,28 +194,48 @@ def awaits_restart(look: Look) -> bool:
     return look["phase"] == "failed" and str(look["unit"]["sub_state"]).startswith("auto-restart")
 
 
+def _invocation_changed(first: Look, now: Look) -> bool:
+    return bool(first["unit"]["invocation_id"] != now["unit"]["invocation_id"])
+
+
+def is_new_start(first: Look, now: Look) -> bool:
+    """Whether the first look fell into the end of an earlier run, so that this look is the one to compare the next ones with."""
+    if now["phase"] == "failed" or not _invocation_changed(first, now):
+        return False
+    owed = awaits_restart(first) and now["unit"]["restarts"] <= first["unit"]["restarts"] + 1
+    return owed or bool(first["phase"] == "draining")
+
+
+def _ending(unit: t.Mapping[str, t.Any]) -> str:
+    if unit["exit_code"] == "exited":
+        return f"its main process exited with {unit['exit_status']}"
+    if unit["exit_code"]:
+        return f"its main process was {unit['exit_code']} by signal {unit['exit_status']}"
+    return f"result {unit['result'] or 'unknown'}"
+
+
 def judge(first: Look, now: Look) -> Verdict:
     """Whether to go on waiting, by the first and the newest look.
 
-    A unit with Restart= is dead although it says "activating": the number of restarts and the invocation tell it. A unit that was dead
-    at the first look already gets the one restart that systemd owes it; the caller then takes the look after that as the first one.
+    A unit with Restart= is dead although it says "activating": the number of restarts and the invocation tell it. A unit that was
+    dead or stopping at the first look gets its next start; the caller takes the first look at that as the first one (is_new_start).
     """
     note = restart_note(first["unit"], now["unit"])
     phase = now["phase"]
-    ended = "main process {} with {}".format(now["unit"]["exit_code"] or "ended", now["unit"]["exit_status"])
-    if note and now["unit"]["restarts"] > first["unit"]["restarts"]:
+    ended = _ending(now["unit"])
+    if awaits_restart(first) and not _invocation_changed(first, now) and phase != "ready":
+        verdict = Verdict("waiting")  # the number of restarts grows a moment before the new run begins
+    elif awaits_restart(now):
+        verdict = Verdict("failed", f"the engine ended ({ended}) and waits for its next restart")
+    elif phase == "failed":
+        verdict = Verdict("failed", f"the unit failed ({ended})")
+    elif note and now["unit"]["restarts"] > first["unit"]["restarts"]:
         again = " and is up again" if phase == "ready" else ""
         verdict = Verdict("failed", f"the engine ended while it was waited for{again}: {note}")
     elif phase == "ready":
         verdict = Verdict("ready")
     elif note:
         verdict = Verdict("failed", f"the engine ended while it was waited for: {note}")
-    elif awaits_restart(now) and awaits_restart(first):
-        verdict = Verdict("waiting")
-    elif awaits_restart(now):
-        verdict = Verdict("failed", f"the engine ended ({ended}) and waits for its next restart")
-    elif phase == "failed":
-        verdict = Verdict("failed", f"the unit failed (result {now['unit']['result']}, {ended})")
     elif phase == "absent":
         verdict = Verdict("failed", "there is no such unit ({})".format(now["unit"]["load_state"]))
     elif phase == "stopped":
@@ -207,7 +249,8 @@ def judge(first: Look, now: Look) -> Verdict:
 
 def describe(look: Look) -> str:
     """One line of progress: `demo: loading weights, 34 s`."""
-    text = f"{look['name']}: {look['phase_words']}"
+    words = "dead, waits for its restart" if awaits_restart(look) else look["phase_words"]
+    text = f"{look['name']}: {words}"
     if look["percent"] is not None:
         text += f", {look['percent']} %"
     seconds = look["time_to_ready_seconds"] if look["phase"] == "ready" else look["phase_seconds"]
@@ -218,7 +261,7 @@ def describe(look: Look) -> str:
 
 def failure_message(look: Look, why: str, previous: Look | None = None) -> str:
     """Everything a person needs: what happened, what it means, what to do, and the lines that say so."""
-    told = previous if previous is not None else look
+    told = previous if previous is not None and look["phase"] != "failed" else look  # the log of the run that ended
     text = [f"{look['name']}: {why}."]
     worst = [problem for problem in told["problems"] if problem["severity"] == "error"] or [
         problem for problem in told["problems"] if problem["severity"] in ("warning", "consequence")
@@ -239,7 +282,7 @@ def timeout_message(look: Look, waited_s: float, limit_s: float) -> str:
     why = f"not ready after {waited_s:.0f} s (ready_timeout_s is {limit_s:g}); it is {look['phase_words']}"
     if look["phase_seconds"] is not None:
         why += f" since {look['phase_seconds']:.0f} s"
-    if quiet is not None and quiet > 120:
+    if quiet is not None and quiet > 20:
         why += f", and its log has stood still for {quiet:.0f} s after: {look['last_line']}"
     else:
         why += ", and its log is still growing: raise verify.ready_timeout_s, or look again later"

@@ -28,6 +28,7 @@ UNIT_PROPERTIES = (
     "StateChangeTimestampMonotonic",
     "ExecMainStartTimestamp",
     "NeedDaemonReload",
+    "Job",
 )
 
 # waitid(2): how the main process ended
@@ -51,6 +52,7 @@ class UnitState(t.TypedDict):
     ended_monotonic_s: float | None
     changed_monotonic_s: float | None
     needs_daemon_reload: bool
+    job: int
 
 
 class HttpLook(t.TypedDict):
@@ -98,6 +100,7 @@ def parse_show(text: str) -> dict[str, UnitState]:
             "ended_monotonic_s": _seconds(found.get("ExecMainExitTimestampMonotonic")),
             "changed_monotonic_s": _seconds(found.get("StateChangeTimestampMonotonic")),
             "needs_daemon_reload": found.get("NeedDaemonReload") == "yes",
+            "job": _integer(found.get("Job")),
         }
     return states
 
@@ -124,7 +127,7 @@ def combine_phase(*, unit: UnitState, log_phase: str, http_state: str, listener:
     elif unit["active_state"] == "deactivating":
         phase = "draining"
     elif not is_running(unit):
-        phase = "stopped"
+        phase = "starting" if unit["job"] else "stopped"  # a job that has yet to run, for instance the second half of a restart
     elif log_phase != "draining":
         if http_state == "ready" and listener in ("unit", "unknown") and log_phase in ("starting", "warming_up", "ready", "importing"):
             # "importing": the journal has lost the beginning of a long run
@@ -132,6 +135,19 @@ def combine_phase(*, unit: UnitState, log_phase: str, http_state: str, listener:
         elif log_phase == "ready":
             phase = "unhealthy"
     return phase
+
+
+def read_end(lines: t.Iterable[str]) -> tuple[str, int | None, str]:
+    """How an earlier invocation ended, by systemd's own lines in its journal: exit code, exit status, result."""
+    code, status, result = "", None, ""
+    for line in lines:
+        match = re.search(r"Main process exited, code=(\w+), status=(\d+)", line)
+        if match:
+            code, status = match[1], int(match[2])
+        match = re.search(r"Failed with result '([\w-]+)'", line)
+        if match:
+            result = match[1]
+    return code, status, result
 
 
 def http_state(status: int | None) -> str:

@@ -136,11 +136,12 @@ import typing as t
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.firstlight.sglang.plugins.module_utils._engine_log import LogLine, join_parts, parse_journal, read_phase
+from ansible_collections.firstlight.sglang.plugins.module_utils._engine_log import LogLine, join_parts, parse_journal
 from ansible_collections.firstlight.sglang.plugins.module_utils._http_client import address_of, port_answers, request
 from ansible_collections.firstlight.sglang.plugins.module_utils._status import (
     InputError,
     build_look,
+    build_previous,
     check_instances,
     environment_of_target,
     python_of_environment,
@@ -232,15 +233,8 @@ def look_at(module: AnsibleModule, instance: dict[str, t.Any], unit: UnitState, 
     look["python"] = python_of_environment(read_text(os.path.join(current, "pyvenv.cfg"))) if current else None  # noqa: PTH118
     look["previous"] = None
     if earlier and earlier != unit["invocation_id"]:
-        dead: UnitState = {**unit, "active_state": "failed", "sub_state": "failed", "invocation_id": earlier, "exit_code": "", "result": ""}
         lines = read_journal(module, earlier)
-        told = build_look(name=instance["name"], unit=dead, lines=lines, http=http, now_s=time.monotonic(), secrets=secrets)
-        look["previous"] = {
-            "invocation_id": earlier,
-            "phase": read_phase(lines).phase,
-            "problems": told["problems"],
-            "lines": told["lines"],
-        }
+        look["previous"] = build_previous(name=instance["name"], invocation=earlier, lines=lines, secrets=secrets)
     return look
 
 

@@ -9,7 +9,7 @@ module: sglang_wait
 short_description: Waits until SGLang instances are ready, and shows how they get on
 version_added: 0.1.0
 description:
-  - Looks with M(firstlight.sglang.sglang_status) every O(poll_seconds), at all instances of a host at once: they load side by side.
+  - Looks with M(firstlight.sglang.sglang_status) every O(poll_seconds), at all instances of a host at once, as they load side by side.
   - Prints a line at each change of phase, and at least every O(report_seconds), for example C(demo - loading weights, 34 s).
   - Ends within seconds when a unit fails, stops or is restarted, or when another process holds the port, and says in one message what
     the journal shows, what it means and what to do.
