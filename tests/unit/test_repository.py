@@ -34,9 +34,7 @@ def lookup_variables():
     """The host variables that the instances lookup reads."""
     source = (ROOT / "plugins/lookup/instances.py").read_text()
     documentation = next(
-        node.value.value
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Assign) and node.targets[0].id == "DOCUMENTATION"
+        node.value.value for node in ast.parse(source).body if isinstance(node, ast.Assign) and node.targets[0].id == "DOCUMENTATION"
     )
     options = yaml.safe_load(documentation)["options"].values()
     return {variable["name"] for option in options for variable in option.get("vars", [])}
@@ -137,7 +135,18 @@ def test_the_artifact_holds_the_collection_and_nothing_of_the_checkout(tmp_path)
     subprocess.run([BIN / "ansible-galaxy", "collection", "build", "--output-path", tmp_path], cwd=tree, check=True, capture_output=True)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as artifact:
         tops = {name.split("/")[0] for name in artifact.getnames()}
-    assert tops == {"CHANGELOG.md", "CONTRIBUTING.md", "FILES.json", "LICENSE", "MANIFEST.json", "README.md", "meta", "playbooks", "plugins", "roles"}
+    assert tops == {
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "FILES.json",
+        "LICENSE",
+        "MANIFEST.json",
+        "README.md",
+        "meta",
+        "playbooks",
+        "plugins",
+        "roles",
+    }
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
