@@ -31,8 +31,12 @@ pytestmark = [
 ]
 
 
+def as_root(command):
+    return ["ssh", "-F", SSH_CONFIG, ALIAS, "--", f"sudo -n bash -c {shlex.quote(command)}"]
+
+
 def sh(command, check=True, timeout=120):
-    done = subprocess.run(["ssh", "-F", SSH_CONFIG, ALIAS, "--", command], capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(as_root(command), capture_output=True, text=True, timeout=timeout, check=False)
     if check and done.returncode != 0:
         raise AssertionError(f"{command}\nrc {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout
@@ -40,7 +44,7 @@ def sh(command, check=True, timeout=120):
 
 def put(path, text):
     command = f"mkdir -p $(dirname {shlex.quote(path)}) && cat > {shlex.quote(path)}"
-    subprocess.run(["ssh", "-F", SSH_CONFIG, ALIAS, "--", command], input=text, text=True, check=True, timeout=60)
+    subprocess.run(as_root(command), input=text, text=True, check=True, timeout=60)
 
 
 def instance(name="demo", port=30000, key=True, **changes):
@@ -236,6 +240,8 @@ def test_first_run_then_nothing_to_do(play):
     assert unchanged(play(instance()))
     assert unchanged(play(instance(), options=["--check", "--diff"]))
     assert pid() == before
+    sh("su sglang -s /bin/sh -c 'touch /var/lib/sglang/demo/x /var/cache/sglang/0.5.23-double-0/x'")
+    assert sh("stat -c %a /var/cache/sglang /var/cache/sglang/0.5.23-double-0").split() == ["755", "700"]
     shown = show(
         "sglang-demo",
         "ActiveState",

@@ -288,6 +288,7 @@ def close_ports(unit, ports):
 
 
 def prepare(arguments):
+    os.umask(0o022)  # the unit's own is for the engine
     account = pwd.getpwnam(arguments.user)
     for directory in arguments.directory:
         path = Path(directory)
