@@ -26,7 +26,18 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PURPOSE = "bench"
 PAIRS = 3
 # Actions that never leave the controller.
-LOCAL_ACTIONS = ("debug", "assert", "include_", "import_", "meta", "set_fact", "fail", "sglang_preflight", "sglang_report", "validate_argument_spec")
+LOCAL_ACTIONS = (
+    "debug",
+    "assert",
+    "include_",
+    "import_",
+    "meta",
+    "set_fact",
+    "fail",
+    "sglang_preflight",
+    "sglang_report",
+    "validate_argument_spec",
+)
 # Which phase a task's time belongs to, by its action; the rest is ours.
 PHASES = {
     "engine_environment": "download and installation of the engine",
@@ -99,6 +110,51 @@ def write_inventory(directory: pathlib.Path) -> pathlib.Path:
     return path
 
 
+def answering_s(directory: pathlib.Path) -> float:
+    """Seconds that the engine itself took to answer the last verification: the sum over its checks."""
+    report = json.loads(next(directory.glob("reports/*/*/report.json")).read_text())
+    return sum(check["seconds"] or 0.0 for check in report["checks"])
+
+
+def unchanged_section(tasks: int, pairs: t.Sequence[tuple[float, float, float]]) -> str:
+    """What an unchanged run costs. pairs: (seconds of the run, seconds of it that the engine answered, seconds of the floor)."""
+    run_s, engine_s, floor_s = (statistics.median(column) for column in zip(*pairs))
+    ratio = statistics.median((run - engine) / floor for run, engine, floor in pairs)
+    rows = [
+        ["", "value"],
+        ["remote tasks", str(tasks)],
+        ["unchanged site.yml", f"{run_s:.1f} s"],
+        ["of it, the engine's own answering time", f"{engine_s:.1f} s"],
+        ["floor: as many pings", f"{floor_s:.1f} s"],
+        ["ratio without the engine's time", f"{ratio:.2f}"],
+    ]
+    return f"""## An unchanged run against the floor
+
+The floor is a play of as many `ping` tasks over the same connection. Medians of {len(pairs)} pairs, taken in turns.
+
+{table(rows)}
+"""
+
+
+def first_section(wall_s: float, tasks: t.Sequence[Task]) -> str:
+    """Where the time of a first run goes."""
+    phases: dict[str, float] = {}
+    for task in tasks:
+        phase = PHASES.get(task.action, "ours: everything else on the host")
+        phases[phase] = phases.get(phase, 0.0) + task.seconds
+    phases["ours: Ansible between tasks"] = wall_s - sum(phases.values())
+    ours_s = sum(seconds for phase, seconds in phases.items() if phase.startswith("ours"))
+    rows = [["phase", "seconds", "share"]]
+    rows += [[phase, f"{seconds:.0f}", f"{seconds / wall_s:.0%}"] for phase, seconds in sorted(phases.items(), key=lambda item: -item[1])]
+    rows.append(["all", f"{wall_s:.0f}", "100%"])
+    return f"""## Where the time of a first run goes
+
+{table(rows)}
+
+Ours: {ours_s / wall_s:.1%} of the wall time.
+"""
+
+
 def main() -> None:
     """Measure and write."""
     os.chdir(ROOT)
@@ -110,57 +166,25 @@ def main() -> None:
         testhost("create", PURPOSE, "--hostname", "ct129")
         try:
             first_s, first, _changed = run(inventory, site)
-            unchanged, floors, engine = [], [], []
+            pairs = []
             for _ in range(PAIRS):
                 wall_s, tasks, changed = run(inventory, site)
                 if changed:
-                    sys.exit("a second run changed something")
-                unchanged.append(wall_s)
-                floors.append(run(inventory, floor_playbook(len(tasks), directory))[0])
-                engine.append(sum(task.seconds for task in tasks if task.action in ("sglang_wait", "sglang_probe")))
-            report = json.loads(next(directory.glob("reports/*/*/report.json")).read_text())
+                    sys.exit("an unchanged run changed something")
+                engine_s = answering_s(directory)
+                pairs.append((wall_s, engine_s, run(inventory, floor_playbook(len(tasks), directory))[0]))
         finally:
             testhost("destroy", PURPOSE)
-    write(first_s, first, unchanged, floors, tasks, report)
-    del engine
-
-
-def write(
-    first_s: float, first: list[Task], unchanged: list[float], floors: list[float], tasks: list[Task], report: dict[str, t.Any]
-) -> None:
-    """Put the numbers into docs/benchmarks.md."""
-    answering_s = report["engine_seconds"]
-    own = [wall_s - answering_s for wall_s in unchanged]
-    ratio = statistics.median(own) / statistics.median(floors)
-    phases: dict[str, float] = {}
-    for task in first:
-        phase = PHASES.get(task.action, "ours: everything else on the host")
-        phases[phase] = phases.get(phase, 0.0) + task.seconds
-    rest_s = first_s - sum(phases.values())
-    phases["ours: Ansible between tasks"] = rest_s
-    ours_s = sum(seconds for phase, seconds in phases.items() if phase.startswith("ours"))
     text = f"""# Benchmarks
 
-Written by `make bench` on {datetime.date.today()}: {os.cpu_count()} cores, {platform.system()} {platform.release()}, controller Python
-{platform.python_version()}, SGLang {report["engine"]["release"]} on a CPU, host = an LXC container on the same machine. Ratios are taken within one run.
+Written by `make bench` on {datetime.date.today()}: {os.cpu_count()} cores, Python {platform.python_version()} on the controller;
+the host is a container on the same machine, the engine runs on the CPU. Downloads come from the cache of earlier runs when there is one.
+Ratios are taken within one run.
 
-## An unchanged run against the floor
-
-The floor is a play of as many `ping` tasks over the same connection. Each number is the median of {PAIRS} runs, taken in turns.
-
-{table([["", "value"], ["remote tasks", str(len(tasks))], ["unchanged site.yml", f"{statistics.median(unchanged):.1f} s"],
-        ["of it, the engine's own answering time", f"{answering_s:.1f} s"], ["without that", f"{statistics.median(own):.1f} s"],
-        ["floor", f"{statistics.median(floors):.1f} s"], ["ratio", f"{ratio:.2f}"]])}
-
-## Where the time of a first run goes
-
-{table([["phase", "seconds", "share"], *([phase, f"{seconds:.0f}", f"{seconds / first_s:.0%}"] for phase, seconds in
-        sorted(phases.items(), key=lambda item: -item[1])), ["all", f"{first_s:.0f}", "100%"]])}
-
-Ours: {ours_s / first_s:.1%} of the wall time.
-"""
+{unchanged_section(len(tasks), pairs)}
+{first_section(first_s, first)}"""
     (ROOT / "docs/benchmarks.md").write_text(text)
-    print(text)  # noqa: T201
+    print(text)
 
 
 if __name__ == "__main__":

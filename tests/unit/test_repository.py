@@ -16,7 +16,6 @@ import yaml
 
 ROOT = pathlib.Path(__file__).parents[2]
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
-MODULES = sorted(path for path in (ROOT / "plugins/modules").glob("*.py"))
 MODEL_GROUPS = sorted(path.name for path in (ROOT / "group_vars").iterdir() if path.is_dir() and path.name != "all")
 PLAYBOOKS = sorted((ROOT / "playbooks").glob("*.yml"))
 BIN = pathlib.Path(sys.executable).parent
@@ -82,7 +81,8 @@ def test_a_model_group_sets_exactly_its_own_instance(group):
 
 def test_every_variable_of_the_site_is_declared_somewhere():
     declared = lookup_variables().union(*(specs(role)["options"] for role in ROLES))
-    used = {name for path in (ROOT / "group_vars/all").iterdir() for name in yaml.safe_load(path.read_text())}
+    files = (ROOT / "group_vars/all").iterdir()
+    used = {name for path in files for name in yaml.safe_load(path.read_text()) if not name.startswith("ansible_")}
     for path in (ROOT / "inventory").glob("*.yml"):
         used |= set(re.findall(r"^\s+(sglang_\w+):", path.read_text(), re.MULTILINE))
     assert used - declared == set()
@@ -130,7 +130,10 @@ def test_every_requirement_is_pinned():
 
 def test_the_artifact_holds_the_collection_and_nothing_of_the_checkout(tmp_path):
     tree = shutil.copytree(
-        ROOT, tmp_path / "tree", symlinks=True, ignore=shutil.ignore_patterns(".venv", ".cache", ".git", "reports", ".*_cache", ".ansible")
+        ROOT,
+        tmp_path / "tree",
+        symlinks=True,
+        ignore=shutil.ignore_patterns(".venv", ".hypothesis", ".cache", ".git", "reports", ".*_cache", ".ansible"),
     )
     subprocess.run([BIN / "ansible-galaxy", "collection", "build", "--output-path", tmp_path], cwd=tree, check=True, capture_output=True)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as artifact:
@@ -147,14 +150,6 @@ def test_the_artifact_holds_the_collection_and_nothing_of_the_checkout(tmp_path)
         "plugins",
         "roles",
     }
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_a_module_decides_nothing(path):
-    """Modules are glue: parsing and decisions live in module_utils, where they are tested."""
-    functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
-    assert len(path.read_text().splitlines()) < 400, "split it"
-    assert any(function.name == "main" for function in functions)
 
 
 def test_nothing_is_ignored_or_slept_through():
