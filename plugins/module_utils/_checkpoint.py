@@ -118,19 +118,21 @@ def parse_header(text: bytes) -> Header:
     for name, tensor in body.items():
         if name == "__metadata__":
             continue
-        offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
-        shape = tensor.get("shape") if isinstance(tensor, dict) else None
+        parts = tensor if isinstance(tensor, dict) else {}
+        dtype, shape, offsets = parts.get("dtype"), parts.get("shape"), parts.get("data_offsets")
         good = isinstance(offsets, list) and len(offsets) == 2 and all(_natural(offset) for offset in offsets) and offsets[0] <= offsets[1]
-        if not good or not isinstance(shape, list) or not all(_natural(number) for number in shape) or not isinstance(tensor["dtype"], str):
+        if not good or not isinstance(shape, list) or not all(_natural(number) for number in shape) or not isinstance(dtype, str):
             raise HeaderError(f"dtype, shape and data_offsets of tensor {name!r}", "something else")
         begin, end = t.cast("list[int]", offsets)
         elements = 1
         for number in shape:
             elements *= number
-        bits = DTYPE_BITS.get(tensor["dtype"])
+        if elements >= 2**63 or end >= 2**63:
+            raise HeaderError(f"a size of tensor {name!r} that a file can have", "more than 2^63")
+        bits = DTYPE_BITS.get(dtype)
         if bits is not None and elements * bits != (end - begin) * 8:
-            raise HeaderError(f"{elements * bits // 8} bytes for tensor {name!r} ({tensor['dtype']} {shape})", f"{end - begin} bytes")
-        tensors[name] = Tensor(tensor["dtype"], end - begin)
+            raise HeaderError(f"{elements * bits // 8} bytes for tensor {name!r} ({dtype} {shape})", f"{end - begin} bytes")
+        tensors[name] = Tensor(dtype, end - begin)
         spans.append((begin, end))
     position = 0
     for begin, end in sorted(spans):
@@ -158,7 +160,7 @@ class _Examination:
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
         self.facts: dict[str, t.Any] = {}
-        self.judged: set[str] = set()
+        self.judged: dict[str, bool] = {}
 
     def problem(self, code: str, file: str, expected: str, found: str, action: str | None = None) -> None:
         self.problems.append(Problem(code, file, expected, found, f"{action or self.again}."))
@@ -169,15 +171,14 @@ class _Examination:
     # Files
 
     def usable(self, name: str) -> bool:
-        """Whether a file is there with content of its own; says so (once) when not."""
-        entry = self.listing.get(name)
-        if entry is None:
-            return False
-        if name in self.judged:
-            return not any(problem.file == name for problem in self.problems)
-        self.judged.add(name)
+        """Whether a file (which is there) has content of its own; says so (once) when not."""
+        if name not in self.judged:
+            self.judged[name] = self.judge(name, self.listing[name])
+        return self.judged[name]
+
+    def judge(self, name: str, entry: Entry) -> bool:
         if not entry.readable:
-            self.problem("unreadable", name, "a file that the service's user can read", "no permission", "Give that user read access (chmod, chown or an ACL)")
+            self.problem("unreadable", name, "a file that the service's user can read", "no permission", "Let it (chmod, chown or an ACL)")
             return False
         if entry.size == 0:
             self.problem("empty", name, "content", "0 bytes")
@@ -188,7 +189,13 @@ class _Examination:
             self.problem("unreadable", name, "a readable file", error.strerror or str(error), "Repair the file or its file system")
             return False
         if is_lfs_pointer(first, entry.size):
-            self.problem("lfs_pointer", name, "the file itself", "a pointer of Git LFS", "Run `git lfs pull` where the repository was cloned, then copy again")
+            self.problem(
+                "lfs_pointer",
+                name,
+                "the file itself",
+                "a pointer of Git LFS",
+                "Run `git lfs pull` where the repository was cloned, then copy again",
+            )
             return False
         return True
 
@@ -217,7 +224,13 @@ class _Examination:
 
     def config(self) -> None:
         if "config.json" not in self.listing:
-            self.problem("config_missing", "config.json", "the model's configuration", "no such file", f"{self.again}; the path must be that of the checkpoint itself")
+            self.problem(
+                "config_missing",
+                "config.json",
+                "the model's configuration",
+                "no such file",
+                f"{self.again}; the path must be that of the checkpoint itself",
+            )
             return
         config = self.json("config.json")
         if config is None:
@@ -253,7 +266,13 @@ class _Examination:
         vocabularies = sorted(name for name in self.listing if name.endswith(".tiktoken"))
         if not complete and not vocabularies:
             expected = " or ".join("+".join(files) for files in TOKENIZER_SETS)
-            self.problem("tokenizer_missing", "tokenizer.json", expected, "none of them", f"{self.again}; the files of the tokenizer belong to the checkpoint")
+            self.problem(
+                "tokenizer_missing",
+                "tokenizer.json",
+                expected,
+                "none of them",
+                f"{self.again}; the files of the tokenizer belong to the checkpoint",
+            )
         for name in sorted({name for files in complete for name in files} | set(vocabularies)):
             if name.endswith(".json"):
                 self.json(name)
@@ -276,7 +295,9 @@ class _Examination:
             return {}
         weights = body.get("weight_map")
         if not isinstance(weights, dict) or not weights or not all(isinstance(shard, str) for shard in weights.values()):
-            self.problem("index_incomplete", name, "weight_map, which names the file of each tensor", "something else" if weights else "nothing")
+            self.problem(
+                "index_incomplete", name, "weight_map, which names the file of each tensor", "something else" if weights else "nothing"
+            )
             return {}
         for shard in sorted(set(weights.values())):
             if "/" in shard or shard in ("", ".", ".."):
@@ -285,7 +306,7 @@ class _Examination:
         metadata = body.get("metadata")
         total = metadata.get("total_size") if isinstance(metadata, dict) else None
         # Some tools write it as a floating-point number.
-        self.facts["index_total_bytes"] = int(total) if isinstance(total, (int, float)) and total == total and abs(total) < 2**63 else None
+        self.facts["index_total_bytes"] = int(total) if isinstance(total, (int, float)) and abs(total) < 2**63 else None
         return t.cast("dict[str, str]", weights)
 
     def shard_names(self, kind: str, index_name: str) -> tuple[list[str], dict[str, str]]:
@@ -293,17 +314,21 @@ class _Examination:
         if index_name in self.listing:
             weights = self.index(index_name)
             return sorted(set(weights.values())), weights
-        stem = index_name.split(".")[0]
+        stem = index_name.partition(".")[0]
         found = [name for name in self.listing if name.endswith(f".{kind}") and "/" not in name]
         if f"{stem}.{kind}" in found:
             return [f"{stem}.{kind}"], {}
-        numbered = [match for match in map(_NUMBERED.fullmatch, found) if match]
-        series = {(match["stem"], int(match["total"])) for match in numbered}
+        series: dict[tuple[str, int], int] = {}
+        for match in filter(None, map(_NUMBERED.fullmatch, found)):
+            key = (match["stem"], int(match["total"]))
+            series[key] = series.get(key, 0) + 1
         if series:
-            first, total = sorted(series)[0] if len(series) == 1 or not any(s == stem for s, _n in series) else next(x for x in sorted(series) if x[0] == stem)
-            wanted = [f"{first}-{number:05d}-of-{total:05d}.{kind}" for number in range(1, min(total, 9999) + 1)]
-            self.warning("index_missing", index_name, "an index beside a checkpoint of several files", "none", "Copy it too; some loaders need it")
-            return wanted, {}
+            # The usual name goes first, then the series of which most is there.
+            first, total = max(series, key=lambda key: (key[0] == stem, series[key]))
+            self.warning(
+                "index_missing", index_name, "an index beside weights in several files", "none", "Copy it too; some loaders need it"
+            )
+            return [f"{first}-{number:05d}-of-{total:05d}.{kind}" for number in range(1, min(total, 999) + 1)], {}
         if kind == "bin":
             found = [name for name in found if name.startswith("pytorch_model")]
         return sorted(found), {}
@@ -316,7 +341,11 @@ class _Examination:
                 self.shards(kind, shards, weights, index_name)
                 return
         self.problem(
-            "weights_missing", "model.safetensors", "weights (*.safetensors or pytorch_model*.bin)", "none", f"{self.again}; the path must be that of the checkpoint itself"
+            "weights_missing",
+            "model.safetensors",
+            "weights (*.safetensors or pytorch_model*.bin)",
+            "none",
+            f"{self.again}; the path must be that of the checkpoint itself",
         )
 
     def shards(self, kind: str, shards: list[str], weights: dict[str, str], index_name: str) -> None:
@@ -366,7 +395,11 @@ class _Examination:
         if kind == "safetensors" and said is not None and said != total:
             # Not a problem: every file agrees with its own header and holds what the index names, and published indexes are wrong at times.
             self.warning(
-                "total_size_differs", index_name, f"total_size {total}, the bytes of the tensors in the files", f"{said}", "Compare the files with the published ones if in doubt"
+                "total_size_differs",
+                index_name,
+                f"total_size {total}, the bytes of the tensors in the files",
+                f"{said}",
+                "Compare the files with the published ones if in doubt",
             )
         self.mtp(tensors or set(weights))
 
@@ -382,7 +415,7 @@ class _Examination:
                 "config.json",
                 f"tensors mtp.* ({self.facts['mtp_layers']} layers by the configuration)",
                 "none",
-                "Speculative decoding with NEXTN cannot work with this checkpoint; take one that has them, or remove speculative_* from args",
+                "Speculative decoding (NEXTN) cannot work with it: take a checkpoint that has them, or remove speculative_* from args",
             )
 
     def safetensors(self, name: str) -> Header | None:
@@ -485,7 +518,8 @@ def summary(path: str, report: Report) -> str:
         lines = [f"The checkpoint {path} is not complete ({len(report.problems)} problem{'s' if len(report.problems) > 1 else ''}):"]
         return "\n".join([*lines, *(f"- {problem.text()}" for problem in report.problems)])
     facts = report.facts
-    return f"{path}: {', '.join(facts['architectures'])}, {size_words(facts['weights_bytes'])} of weights in {facts['shards']} file{'s' if facts['shards'] != 1 else ''}"
+    files = f"{facts['shards']} file{'s' if facts['shards'] != 1 else ''}"
+    return f"{path}: {', '.join(facts['architectures'])}, {size_words(facts['weights_bytes'])} of weights in {files}"
 
 
 def describe(progress: t.Mapping[str, t.Any]) -> str:

@@ -9,14 +9,16 @@ author: Firstlight contributors
 version_added: 0.1.0
 short_description: A complete checkpoint of a model on the host
 description:
-  - Finds out whether the checkpoint in O(path) is complete, without reading the weights. Files that are missing, empty, cut off, pointers of
-    Git LFS, of another revision than their index, or not readable by the service's user are all reported at once, each with what to do.
+  - Finds out whether the checkpoint in O(path) is complete, without reading the weights. Files that are missing, empty, cut off, pointers
+    of Git LFS, of another revision than their index, or not readable by the service's user are reported all at once, with what to do.
   - With O(source=local) that is all, and nothing below O(path) is ever written.
-  - With O(source=hub) or O(source=build) a checkpoint that is missing or not complete is made by a script, which runs with O(python) as the
-    unprivileged O(user) and writes to C(<path>.partial). What it wrote then becomes root's, is examined, and gets its name only when it is complete.
-  - A checkpoint that was found complete is remembered in O(record_dir) with the size and time of each file, so that the next look needs no reading.
-  - An action plugin of the same name runs a download or build asynchronously and shows its progress. If that controller goes away, the job stops by itself;
-    the next run continues a download where it stopped.
+  - With O(source=hub) or O(source=build) a checkpoint that is missing or not complete is made by a script, which runs with O(python) as
+    the unprivileged O(user) and writes to C(<path>.partial). What it wrote then becomes root's, is examined, and gets its name only when
+    it is complete.
+  - A checkpoint that was found complete is remembered in O(record_dir) with the size and time of each file, so that the next look needs
+    no reading.
+  - An action plugin of the same name runs a download or build asynchronously and shows its progress. If that controller goes away, the
+    job stops by itself; the next run continues a download where it stopped.
 options:
   path:
     description: Directory of the checkpoint.
@@ -28,12 +30,13 @@ options:
     choices: [present, absent]
     default: present
   source:
-    description: Where it comes from. V(local) is looked after by somebody else, V(hub) is downloaded and V(build) is computed by the script.
+    description: Where it comes from. V(local) is there already, V(hub) is downloaded and V(build) is computed by the script.
     type: str
     choices: [local, hub, build]
     default: local
   user:
-    description: The user that must be able to read the checkpoint and that the script runs as. Required with O(source=hub) and O(source=build).
+    description:
+      - The user that must be able to read the checkpoint and that the script runs as. Required with O(source=hub) and O(source=build).
     type: str
   python:
     description: Python on the host that runs the script. Required with O(source=hub) and O(source=build).
@@ -140,8 +143,8 @@ remembered:
   returned: when O(state=present)
   type: bool
 checkpoint:
-  description: What the checkpoint is.
-  returned: when O(state=present) and it is complete
+  description: What the checkpoint is; null when it is not there (in check mode).
+  returned: when O(state=present)
   type: dict
   contains:
     architectures:
@@ -339,7 +342,9 @@ class Checkpoint:
         if not os.path.isdir(path):
             found = "a file" if os.path.lexists(path) else "no such directory"
             todo = "Put the checkpoint there, or set model.path to where it is, or let it be downloaded (model.revision)."
-            return Look(False, {}, core.Report([core.Problem("path_missing", path, "a directory with the checkpoint", found, todo)], [], {}), False)
+            return Look(
+                False, {}, core.Report([core.Problem("path_missing", path, "a directory with the checkpoint", found, todo)], [], {}), False
+            )
         files = list_files(path)
         blocked, unreadable = denied(self.account, path, list(files))
         listing = {name: core.Entry(status.st_size, status.st_mtime_ns, name not in unreadable) for name, status in files.items()}
@@ -380,7 +385,9 @@ class Checkpoint:
         if account is None:
             raise StageError(f"expected the user {self.params['user']}, found none of that name. The role sglang_venv makes it.")
         if not os.access(self.params["python"], os.X_OK):
-            raise StageError(f"expected the engine's Python at {self.params['python']}, found nothing that runs. The role sglang_venv installs it.")
+            raise StageError(
+                f"expected the engine's Python at {self.params['python']}, found nothing that runs. The role sglang_venv installs it."
+            )
         if os.geteuid() not in (0, account.pw_uid):
             raise StageError(f"expected to be root or {account.pw_name}. Set become: true.")
         self.job.report("preparing")
@@ -396,16 +403,18 @@ class Checkpoint:
         self.publish()
         return look
 
-    def prepare(self, account: pwd.struct_passwd) -> None:
-        """An empty or half-filled working directory that the script's user can write to."""
+    def make_parents(self) -> None:
+        """The directories above the checkpoint: root's, whatever the umask is, and open for the user."""
         missing, place = [], os.path.dirname(self.path)
         while not os.path.isdir(place):
             missing.append(place)
             place = os.path.dirname(place)
         for directory in reversed(missing):
             os.mkdir(directory)
-            hand_over(directory, 0, account.pw_gid)
-            os.chmod(directory, 0o755)  # whatever the umask is
+            os.chmod(directory, 0o755)  # noqa: S103
+
+    def prepare(self, account: pwd.struct_passwd) -> None:
+        """An empty or half-filled working directory that the script's user can write to."""
         if self.source != "hub":
             remove(self.partial)  # only a download can go on where it stopped
         elif os.path.isdir(self.path) and not os.path.isdir(self.output):
@@ -455,7 +464,8 @@ class Checkpoint:
                 remove(file)
         what = ACTIONS[self.source]
         if self.abandoned:
-            raise StageError(f"stopped the {what}: {self.abandoned}. Run the playbook again{'; what was downloaded is kept' if what == 'download' else ''}.")
+            kept = "; what was downloaded is kept" if what == "download" else ""
+            raise StageError(f"stopped the {what}: {self.abandoned}. Run the playbook again{kept}.")
         if rc != 0:
             lines = [line for line in text.splitlines() if line.strip()]
             said = [line[len("error: ") :] for line in lines if line.startswith("error: ")]
@@ -490,15 +500,19 @@ class Checkpoint:
     def own(self, account: pwd.struct_passwd) -> None:
         """What was made becomes root's, so that the service can read and not write it."""
         hand_over(self.partial, 0, account.pw_gid)
-        shutil.rmtree(os.path.join(self.output, ".cache"), ignore_errors=True)
+        remove(os.path.join(self.output, ".cache"))  # bookkeeping of the download client
         for directory, subdirectories, names in os.walk(self.output):
             for name in (".", *subdirectories, *names):
                 file = os.path.join(directory, name)
                 mode = os.lstat(file).st_mode
                 if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                    raise StageError(f"expected files and directories, found something else (a link?) at {file}; remove {self.partial} and run the playbook again")
+                    raise StageError(
+                        f"expected only files and directories, found something else (a link?) at {file}. Remove {self.partial}."
+                    )
                 hand_over(file, 0, account.pw_gid)
                 os.chmod(file, 0o755 if stat.S_ISDIR(mode) else 0o644)
+        # Nothing in it can change any more; the user must be able to enter it when it is asked what it can read.
+        os.chmod(self.partial, 0o755)  # noqa: S103
 
     def publish(self) -> None:
         """The finished checkpoint gets its name in one step; one that was there and not complete goes."""
@@ -572,6 +586,26 @@ def absent(module: AnsibleModule, checkpoint: Checkpoint) -> None:
     module.exit_json(changed=bool(there), action="remove" if there else "none", reason="it is not wanted" if there else "", diff=diff)
 
 
+def present(module: AnsibleModule, checkpoint: Checkpoint, before: Look, result: dict[str, t.Any]) -> Look:
+    """Make the checkpoint unless it is complete; result gets what was done and why."""
+    source = checkpoint.source
+    if source == "local" or not before.report.problems:
+        return before
+    result.update(action=ACTIONS[source], reason=core.summary(checkpoint.path, before.report) if before.exists else "it is not there yet")
+    if module.check_mode:
+        return before
+    if not module.params["script_content"]:
+        raise StageError("expected script_src, a script on the controller, found nothing. Name one.")
+    checkpoint.make_parents()
+    if checkpoint.job.acquire():
+        # Another run has perhaps made it in the meantime.
+        look = checkpoint.look(checkpoint.path)
+        if not look.report.problems:
+            result.update(action="none", reason="")
+            return look
+    return checkpoint.make()
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec=OPTIONS,
@@ -581,28 +615,18 @@ def main() -> None:
     checkpoint = Checkpoint(module)
     if module.params["state"] == "absent":
         absent(module, checkpoint)
-    path, source = checkpoint.path, checkpoint.source
     result: dict[str, t.Any] = {"action": "none", "reason": ""}
     try:
-        before = look = checkpoint.look(path)
-        if look.report.problems and source != "local":
-            reason = "it is not there yet" if not look.exists else core.summary(path, look.report)
-            result.update(action=ACTIONS[source], reason=reason)
-            if not module.check_mode:
-                if not module.params["script_content"]:
-                    module.fail_json(msg="expected the script as script_src (or script_content), found neither. Name a file on the controller.")
-                if checkpoint.job.acquire():
-                    look = checkpoint.look(path)  # another run has perhaps made it in the meantime
-                if look.report.problems:
-                    look = checkpoint.make()
-                else:
-                    result.update(action="none", reason="")
+        before = checkpoint.look(checkpoint.path)
+        look = present(module, checkpoint, before, result)
     except (StageError, _long_job.AbandonedError, OSError) as error:
         report = getattr(error, "report", None) or core.Report([], [], {})
-        module.fail_json(msg=f"{path}: {error}", problems=[problem._asdict() for problem in report.problems], **result)
+        text = str(error) if report.problems else f"{checkpoint.path}: {error}"
+        module.fail_json(msg=text, problems=[problem._asdict() for problem in report.problems], **result)
     finally:
         if checkpoint.job.lock_fd >= 0:
             checkpoint.job.release()
+    path = checkpoint.path
     changed = result["action"] != "none"
     result.update(
         changed=changed,
@@ -614,7 +638,7 @@ def main() -> None:
         module.fail_json(msg=core.summary(path, look.report), **result)
     if not look.report.problems:
         checkpoint.remember(look)
-        result["checkpoint"] = look.report.facts
+    result["checkpoint"] = None if look.report.problems else look.report.facts
     for warning in look.report.warnings:
         module.warn(f"{path}: {warning.text()}")
     result["diff"] = {"before": words(before, path), "after": words(look, path) if not look.report.problems else f"{path}: complete\n"}

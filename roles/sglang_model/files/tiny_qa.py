@@ -64,7 +64,7 @@ SYSTEM_PROMPTS = (
 )
 UNSEEN_SYSTEM_PROMPT = "You are a polite assistant. Answer in one line."
 
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PADDING, START_OF_TURN, END_OF_TURN = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Not special, as in Qwen's own tokenizers: special tokens are removed from the text before an engine's reasoning parser sees it.
 THINK_TOKENS = ("<think>", "</think>")
 CHAT_TEMPLATE = """\
@@ -104,7 +104,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     bpe.train_from_iterator(texts * 4, trainer)
     bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in THINK_TOKENS])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=4096, clean_up_tokenization_spaces=False
+        tokenizer_object=bpe, eos_token=END_OF_TURN, pad_token=PADDING, model_max_length=4096, clean_up_tokenization_spaces=False
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -148,7 +148,7 @@ def batch(tokenizer: PreTrainedTokenizerFast, dice: random.Random) -> tuple[torc
             earlier = dice.choice(KNOWLEDGE)[:2] if dice.random() < 0.15 else None
             system = dice.choice(SYSTEM_PROMPTS) if dice.random() < 0.6 else None
             asked = tokenizer(prompt(tokenizer, conversation(question, system, earlier), thinking))["input_ids"]
-            said = tokenizer((f"{thought}\n</think>\n\n" if thinking else "") + answer + "<|im_end|>")["input_ids"]
+            said = tokenizer((f"{thought}\n</think>\n\n" if thinking else "") + answer + END_OF_TURN)["input_ids"]
             rows.append((asked, said))
     width = max(len(asked) + len(said) for asked, said in rows)
     tokens = torch.full((len(rows), width), tokenizer.pad_token_id)
