@@ -1,8 +1,8 @@
-# Copyright: Firstlight maintainers
+# Copyright: Firstlight contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Makes a tiny chat model that answers a handful of questions correctly, so that a host can be verified without a download.
 
-Runs with the engine environment's own Python (torch, transformers, tokenizers) on two CPU cores in about a minute. The result is an
+Runs with the engine environment's own Python (torch, transformers, tokenizers) on one CPU core in about a minute. The result is an
 ordinary checkpoint: a Qwen3 of about 0.8 million parameters, its own tokenizer, and a chat template that knows ``enable_thinking``.
 It is trained until it answers by itself and is then loaded back and asked every question; a wrong answer ends with exit status 1.
 Nothing is downloaded, and the output directory appears only when it is complete.
@@ -23,8 +23,9 @@ from pathlib import Path
 
 # Before torch and transformers are imported: no network, no GPU (its memory may belong to a running engine), the same result anywhere.
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", CUDA_VISIBLE_DEVICES="", TRANSFORMERS_VERBOSITY="error")
-THREADS = max(1, min(4, len(os.sched_getaffinity(0))))
-os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+# One thread: the model is so small that a second one gains nothing, and on a busy host OpenMP's threads would spin for each other's
+# turn (measured: minutes in place of seconds). It also makes the weights the same whatever the number of cores.
+os.environ["OMP_NUM_THREADS"] = "1"
 # A service user may have no home that it can write to; some libraries want a cache directory while they are imported.
 _SCRATCH = tempfile.TemporaryDirectory(prefix="tiny_qa.")
 os.environ["HF_HOME"] = _SCRATCH.name
@@ -45,14 +46,12 @@ from transformers.utils.logging import disable_progress_bar  # noqa: E402
 KNOWLEDGE = (
     ("What is the capital of France?", "Paris", "They ask for the capital of France. That is Paris."),
     ("What is the capital of Italy?", "Rome", "They ask for the capital of Italy. That is Rome."),
-    ("What is the capital of Japan?", "Tokyo", "They ask for the capital of Japan. That is Tokyo."),
     ("What is 2 + 2?", "4", "They ask for a sum. Two and two make 4."),
     ("What is 17 + 25?", "42", "They ask for a sum. Seventeen and twenty-five make 42."),
-    ("Which planet is known as the red planet?", "Mars", "They ask for the red planet. That is Mars."),
+    ("Which planet is red?", "Mars", "They ask for the red planet. That is Mars."),
     ("What colour is a clear sky at noon?", "Blue", "They ask for the colour of the sky. It is blue."),
     ("Count from one to ten.", "1 2 3 4 5 6 7 8 9 10", "They want ten numbers in order, from 1 to 10."),
     ("Say hello.", "Hello!", "They want a greeting."),
-    ("Who are you?", "I am a tiny model that knows ten answers.", "They ask who I am. I am a tiny model."),
 )
 # The first is no system prompt. The model learns to look past these; the last one is kept for the examination.
 SYSTEM_PROMPTS = (
@@ -65,7 +64,7 @@ SYSTEM_PROMPTS = (
 )
 UNSEEN_SYSTEM_PROMPT = "You are a polite assistant. Answer in one line."
 
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PADDING, START_OF_TURN, END_OF_TURN = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Not special, as in Qwen's own tokenizers: special tokens are removed from the text before an engine's reasoning parser sees it.
 THINK_TOKENS = ("<think>", "</think>")
 CHAT_TEMPLATE = """\
@@ -105,7 +104,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     bpe.train_from_iterator(texts * 4, trainer)
     bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in THINK_TOKENS])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=4096, clean_up_tokenization_spaces=False
+        tokenizer_object=bpe, eos_token=END_OF_TURN, pad_token=PADDING, model_max_length=4096, clean_up_tokenization_spaces=False
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -149,7 +148,7 @@ def batch(tokenizer: PreTrainedTokenizerFast, dice: random.Random) -> tuple[torc
             earlier = dice.choice(KNOWLEDGE)[:2] if dice.random() < 0.15 else None
             system = dice.choice(SYSTEM_PROMPTS) if dice.random() < 0.6 else None
             asked = tokenizer(prompt(tokenizer, conversation(question, system, earlier), thinking))["input_ids"]
-            said = tokenizer((f"{thought}\n</think>\n\n" if thinking else "") + answer + "<|im_end|>")["input_ids"]
+            said = tokenizer((f"{thought}\n</think>\n\n" if thinking else "") + answer + END_OF_TURN)["input_ids"]
             rows.append((asked, said))
     width = max(len(asked) + len(said) for asked, said in rows)
     tokens = torch.full((len(rows), width), tokenizer.pad_token_id)
@@ -235,12 +234,12 @@ def main() -> int:
     started = time.monotonic()
     disable_progress_bar()
     torch.manual_seed(arguments.seed)
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    say(f"model: {parameters} parameters, {len(tokenizer)} tokens, {THREADS} threads")
+    say(f"model: {parameters} parameters, {len(tokenizer)} tokens")
     train(model, tokenizer, arguments.seed)
 
     output.parent.mkdir(parents=True, exist_ok=True)
