@@ -5,7 +5,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: engine_environment
-author: Firstlight contributors
+author: Firstlight maintainers (@firstlight)
 version_added: 0.1.0
 short_description: Build a Python environment of the engine from a lock, and prove it
 description:
