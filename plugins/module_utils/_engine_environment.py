@@ -166,7 +166,7 @@ _FAILURES: tuple[tuple[str, str], ...] = (
         "(3.11 to 3.13), or another host: SGLang's wheels need glibc 2.34 or newer.",
     ),
     (
-        r"was not found in the|No matching distribution found|no versions? of|404 Not Found",
+        r"was not found in the|Failed to read `--find-links`|No matching distribution found|no versions? of|404 Not Found",
         "The index (or the wheelhouse) lacks a package of the lock. Complete it: every wheel of the lock must be there, and uv's.",
     ),
     (

@@ -161,7 +161,7 @@ def _pick(wanted: str, platform: tuple[str, str], pythons: t.Sequence[Python], a
     offered = DISTRIBUTION_PYTHON.get(platform, "")
     if offered and wanted in ("auto", offered):
         return "package", f"/usr/bin/python{offered}", offered, ""
-    if archive_path:
+    if archive_path and archive_path not in [python.path for python in pythons]:
         return "archive", archive_path, "", ""
     text = (
         f"expected Python {supported if wanted == 'auto' else wanted} on the host, found {found}, and no package for it is known for "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: engine_environment
-author: Firstlight contributors
+author: Firstlight maintainers (@firstlight)
 version_added: 0.1.0
 short_description: Build a Python environment of the engine from a lock, and prove it
 description:
@@ -204,16 +204,17 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.sglang.plugins.module_utils import _engine_environment as core
 from ansible_collections.firstlight.sglang.plugins.module_utils import _lockfile, _long_job
 
+# The texts of the locks are no secrets: no_log keeps hundreds of kilobytes out of results and -vvv.
 OPTIONS: dict[str, dict[str, t.Any]] = {
     "path": {"type": "path", "required": True},
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "lock_src": {"type": "path"},
     "lock_sha256": {"type": "str"},
-    "lock_content": {"type": "str"},
+    "lock_content": {"type": "str", "no_log": True},
     "python": {"type": "path"},
     "uv": {"type": "path"},
     "uv_lock_src": {"type": "path"},
-    "uv_lock_content": {"type": "str"},
+    "uv_lock_content": {"type": "str", "no_log": True},
     "files": {"type": "dict", "default": {}},
     "cuda_links": {"type": "bool", "default": False},
     "imports": {"type": "list", "elements": "str", "default": []},

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: engine_host_info
-author: Firstlight contributors
+author: Firstlight maintainers (@firstlight)
 version_added: 0.1.0
 short_description: What a host is, and what it still lacks to run the engine
 description:
@@ -34,7 +34,7 @@ options:
   user:
     description: The user of the services.
     type: dict
-    options:
+    suboptions:
       name:
         description: Its name.
         type: str
@@ -53,7 +53,7 @@ options:
     type: list
     elements: dict
     default: []
-    options:
+    suboptions:
       path:
         description: The directory.
         type: path

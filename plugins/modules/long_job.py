@@ -5,7 +5,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: long_job
-author: Firstlight contributors
+author: Firstlight maintainers (@firstlight)
 version_added: 0.1.0
 short_description: Ask for a long job that runs on the host
 description:

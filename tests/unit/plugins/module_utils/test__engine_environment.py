@@ -84,6 +84,7 @@ FAILURES = {
     ),
     "mirror": ("  cause: Because tqdm was not found in the package registry and you require tqdm==4.70.1", "lacks a package"),
     "wheelhouse": ("  cause: Because tqdm was not found in the cache and you require tqdm==4.70.1", "lacks a package"),
+    "no wheelhouse": ("error: Failed to read `--find-links` directory: /srv/wheels\n  cause: No such file or directory", "lacks a package"),
     "pip, wheelhouse": ("ERROR: No matching distribution found for tqdm==4.70.1", "lacks a package"),
     "python": (
         "  cause: Because sglang==0.5.23 has no wheels with a matching Python implementation tag (e.g., `cp310`) and you require sglang",

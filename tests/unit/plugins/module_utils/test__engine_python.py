@@ -128,6 +128,13 @@ def test_the_engine_gets_a_python(changes, source, path, packages):
         pytest.param(
             {"wanted": "3.12"}, "Python 3.12", "/usr/bin/python3.13 (3.13.5)", "name its path in sglang_venv_python", id="another release"
         ),
+        pytest.param(
+            {"wanted": "3.12", "pythons": [Python(ARCHIVE, "3.13.1")], "archive_path": ARCHIVE},
+            "Python 3.12",
+            f"{ARCHIVE} (3.13.1)",
+            "sglang_venv_python_archive",
+            id="the archive has another release",
+        ),
         pytest.param({"wanted": "3.9"}, "auto, 3.11", "3.9", "sglang_venv_python", id="unsupported release"),
         pytest.param({"wanted": "/opt/python"}, "/opt/python to be Python 3.11", "3.13.5", "Name another", id="no such executable"),
     ],
