@@ -3,9 +3,9 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Regenerate the locks of the engine's Python environments (roles/sglang_venv/files/locks).
 
-A lock NAME.txt is made from NAME.in, and from NAME.no-deps.in for what is locked without its dependencies. It holds for every
-supported Python and machine at once, names no index, and needs no resolution when it is installed. Versions that a lock has
-already are kept unless --upgrade is given or the inputs exclude them.
+A lock NAME.txt is made from NAME.in, and from NAME.no-deps.in for what is locked without its dependencies; NAME.overrides.in replaces
+what packages require of others. A lock holds for every supported Python and machine at once, names no index, and needs no resolution
+when it is installed. Versions that it has already are kept unless --upgrade is given or the inputs exclude them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ import tempfile
 from pathlib import Path
 
 LOCKS = Path(__file__).resolve().parent.parent / "roles" / "sglang_venv" / "files" / "locks"
-LOWEST_PYTHON = "3.11"
-NO_DEPS = ".no-deps"
+PYTHONS = ("3.11", "3.12", "3.13")
+PLATFORMS = ("x86_64-manylinux_2_34", "aarch64-manylinux_2_34")  # SGLang's wheels need that glibc, so nothing older counts
+NO_DEPS, OVERRIDES = ".no-deps", ".overrides"
 COMPILE = [
-    "--universal",
-    "--generate-hashes",
     "--only-binary=:all:",
     "--no-emit-index-url",
     "--no-annotate",
@@ -31,8 +30,8 @@ COMPILE = [
     "--no-config",
     "--system-certs",
     "--quiet",
-    f"--python-version={LOWEST_PYTHON}",
 ]
+UNIVERSAL = ["--universal", "--generate-hashes", f"--python-version={PYTHONS[0]}"]
 
 
 class LockError(Exception):
@@ -73,15 +72,15 @@ def unite(name: str, parts: list[str]) -> str:
     return header + "\n".join(block for _, block in sorted(blocks, key=lambda item: item[0])) + "\n"
 
 
-def compile_inputs(uv: str, source: Path, wanted: str, extra: list[str]) -> str:
+def compile_inputs(uv: str, source: Path, options: list[str], wanted: str = "") -> str:
     """What uv makes of one input file; ``wanted`` (the present lock) says which versions to keep."""
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / "lock.txt"
         output.write_text(wanted, encoding="utf-8")
-        command = [uv, "pip", "compile", *COMPILE, *extra, f"--output-file={output}", str(source)]
+        command = [uv, "pip", "compile", *COMPILE, *options, f"--output-file={output}", str(source)]
         done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=scratch)
         if done.returncode != 0:
-            raise LockError(f"{source.name}: uv exited with {done.returncode}:\n{done.stderr.strip()}")
+            raise LockError(f"{source.name} ({' '.join(options)}): uv exited with {done.returncode}:\n{done.stderr.strip()}")
         return output.read_text(encoding="utf-8")
 
 
@@ -91,11 +90,22 @@ def make_lock(uv: str, name: str, upgrade: bool) -> str:
     if not source.is_file():
         raise LockError(f"{name}: no such input: {source}")
     wanted = lock.read_text(encoding="utf-8") if lock.is_file() and not upgrade else ""
-    parts = [compile_inputs(uv, source, wanted, [])]
-    no_deps = LOCKS / f"{name}{NO_DEPS}.in"
+    no_deps, overrides = LOCKS / f"{name}{NO_DEPS}.in", LOCKS / f"{name}{OVERRIDES}.in"
+    options = [f"--override={overrides}"] if overrides.is_file() else []
+    parts = [compile_inputs(uv, source, [*UNIVERSAL, *options], wanted)]
     if no_deps.is_file():
-        parts.append(compile_inputs(uv, no_deps, wanted, ["--no-deps"]))
+        parts.append(compile_inputs(uv, no_deps, [*UNIVERSAL, "--no-deps"], wanted))
     return unite(name, parts)
+
+
+def prove_wheels(uv: str, name: str, text: str) -> None:
+    """Every requirement has a wheel for every supported Python and machine (a universal lock alone does not say so)."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / f"{name}.txt"
+        source.write_text(text, encoding="utf-8")
+        for python in PYTHONS:
+            for platform in PLATFORMS:
+                compile_inputs(uv, source, ["--no-deps", f"--python-version={python}", f"--python-platform={platform}"])
 
 
 def main() -> int:
@@ -105,12 +115,15 @@ def main() -> int:
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that the inputs allow")
     parser.add_argument("--uv", default="uv", help="the uv executable")
     arguments = parser.parse_args()
-    names = arguments.names or sorted(path.name[: -len(".in")] for path in LOCKS.glob("*.in") if not path.name.endswith(f"{NO_DEPS}.in"))
+    names = arguments.names or sorted(
+        path.name[: -len(".in")] for path in LOCKS.glob("*.in") if not path.stem.endswith((NO_DEPS, OVERRIDES))
+    )
     stale = False
     for name in names:
         lock = LOCKS / f"{name}.txt"
         try:
             text = make_lock(arguments.uv, name, arguments.upgrade)
+            prove_wheels(arguments.uv, name, text)
         except LockError as error:
             print(f"lock.py: {error}", file=sys.stderr)
             return 2

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import functools
-import os
 import typing as t
+from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
@@ -38,14 +38,14 @@ class ActionModule(ActionBase):
         if self._task.diff and self._task.check_mode:
             # The difference is told by package, so the module needs the lock.
             args.update(large)
-        path = str(args["path"]).rstrip("/")
+        path = Path(str(args["path"]))
         return run_long(
             self,
             MODULE,
             args,
             task_vars,
             _engine_environment.describe,
-            base=os.path.join(os.path.dirname(path), f".{os.path.basename(path)}"),
+            base=str(path.with_name(f".{path.name}")),
             timeout_s=int(args.get("timeout_s", 7200)),
             only_long=lambda: large,
         )
@@ -59,5 +59,4 @@ class ActionModule(ActionBase):
 
 @functools.cache
 def _read_text(path: str) -> str:
-    with open(path, encoding="utf-8") as stream:
-        return stream.read()
+    return Path(path).read_text(encoding="utf-8")

@@ -72,13 +72,15 @@ def assess(
         return Assessment("build", "there is no environment yet")
     if marker is None:
         return Assessment("build", "it was never completed")
-    if not python_version:
-        return Assessment("build", f"its Python does not run (it was made with {marker.get('python_path')}); was that one removed?")
-    built = str(marker.get("python_version", ""))
-    if minor(built) != minor(python_version):
-        return Assessment("build", f"it was made with Python {built}, the Python under it is {python_version} now")
-    if marker.get("python_path") != python_path:
-        return Assessment("build", f"it was made with {marker.get('python_path')}, {python_path} is asked for")
+    built_with, built = str(marker.get("python_path")), str(marker.get("python_version", ""))
+    reasons = {
+        f"its Python does not run; was {built_with}, which it was made with, removed?": not python_version,
+        f"it was made with Python {built}, the Python under it is {python_version} now": minor(built) != minor(python_version),
+        f"it was made with {built_with}, {python_path} is asked for": built_with != python_path,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return Assessment("build", reason)
     if marker.get("lock_sha256") != lock_sha256:
         return Assessment("sync", f"it was made from the lock {str(marker.get('lock_sha256'))[:8]}, {lock_sha256[:8]} is asked for")
     if marker.get("content") != content:
@@ -96,7 +98,7 @@ def tool_environment(
     cache_dir: str | None,
     link_mode: str,
 ) -> dict[str, str]:
-    """Environment of uv and pip: both ask the same index through the same proxy, trust the same certificates, and read no settings of the user."""
+    """Environment of uv and pip: the same index, proxy and certificates for both, and no settings of a user."""
     environment = {
         "LC_ALL": "C.UTF-8",
         "PIP_CONFIG_FILE": "/dev/null",
@@ -116,7 +118,8 @@ def tool_environment(
         for name in ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"):
             environment[name] = ca_bundle
     if wheelhouse:
-        environment.update({"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": wheelhouse, "UV_NO_INDEX": "1", "UV_FIND_LINKS": wheelhouse, "UV_OFFLINE": "1"})
+        # That there is no index has to be said to uv on its command line.
+        environment.update({"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": wheelhouse, "UV_FIND_LINKS": wheelhouse, "UV_OFFLINE": "1"})
     elif index_url:
         environment.update({"PIP_INDEX_URL": index_url, "UV_DEFAULT_INDEX": index_url})
     if proxy:
@@ -134,41 +137,41 @@ _FAILURES: tuple[tuple[str, str], ...] = (
         "The file system is full. Free space where the environment, the uv cache and /tmp lie, then run this again.",
     ),
     (
-        r"Hash mismatch|DO NOT MATCH THE HASHES|hashes are required|HashMismatch",
-        "What the index delivers is not what the lock names (hash mismatch). The index or a proxy serves altered files: compare it with the "
-        "index that the lock was made from; never go on without hashes.",
+        r"Hash mismatch|DO NOT MATCH THE HASHES",
+        "What the index delivers is not what the lock names (hash mismatch): the index or a proxy serves altered files. Compare it with "
+        "the index that the lock was made from; never go on without hashes.",
     ),
     (
-        r"invalid peer certificate|UnknownIssuer|CERTIFICATE_VERIFY_FAILED|self.signed certificate",
-        "The index's certificate is not trusted. If a proxy or a mirror of your own stands in between, name its CA certificate in "
+        r"invalid peer certificate|UnknownIssuer|CERTIFICATE_VERIFY_FAILED",
+        "The certificate of the index is not trusted. If a proxy or a mirror of your own stands in between, name its CA certificate in "
         "sglang_venv_extra_ca_certificates.",
     ),
     (
-        r"401 Unauthorized|403 Forbidden|407 Proxy Auth|status code 401|status code 403",
-        "The index or the proxy refuses access. Put the credentials into /root/.netrc of the host (or sglang_venv_proxy for a proxy).",
-    ),
-    (
-        r"no wheels with a matching|no compatible wheel|is not a supported wheel|no usable wheels|only has wheels for|doesn't have a (source|binary) distribution",
-        "A package of the lock has no wheel for this Python, this machine or this glibc. Choose another Python with sglang_venv_python (3.11 to "
-        "3.13), or another host: SGLang's wheels need glibc 2.34 or newer.",
-    ),
-    (
-        r"not found in the package registry|because .* was not found|No matching distribution found|not found in the provided package locations|no versions of|404 Not Found",
-        "The index (or the wheelhouse) does not have a package of the lock. Complete the mirror or the wheelhouse: every wheel of the lock must be there.",
+        r"401 Unauthorized|403 Forbidden|407 Proxy Auth|status code 40[137]",
+        "The index or the proxy refuses access. Put the credentials into /root/.netrc of the host (sglang_venv_proxy for a proxy).",
     ),
     (
         r"dns error|failed to lookup address|Temporary failure in name resolution|Name or service not known",
-        "The name of the index cannot be resolved on the host. Check its DNS, or name an index it can reach in sglang_venv_index_url, a proxy in "
-        "sglang_venv_proxy, or a wheelhouse on the host in sglang_venv_wheelhouse.",
+        "The name of the index cannot be resolved on the host. Check its DNS, or name an index that it can reach in "
+        "sglang_venv_index_url, a proxy in sglang_venv_proxy, or a directory with the wheels in sglang_venv_wheelhouse.",
     ),
     (
-        r"error sending request|Connection refused|tcp connect error|timed out|NewConnectionError|connection error|Network is unreachable|Failed to fetch",
-        "The index cannot be reached from the host. Check the network, or name an index it can reach in sglang_venv_index_url, a proxy in "
-        "sglang_venv_proxy, or a wheelhouse on the host in sglang_venv_wheelhouse.",
+        r"error sending request|tcp connect error|tunnel error|timed out|NewConnectionError|Network is unreachable|Failed to fetch",
+        "The index cannot be reached from the host. Check the network, or name an index that it can reach in sglang_venv_index_url, "
+        "a proxy in sglang_venv_proxy, or a directory with the wheels in sglang_venv_wheelhouse.",
+    ),
+    (
+        r"no wheels with a matching|no usable wheels|is not a supported wheel",
+        "A package of the lock has no wheel for this Python, this machine or this glibc. Choose another Python with sglang_venv_python "
+        "(3.11 to 3.13), or another host: SGLang's wheels need glibc 2.34 or newer.",
+    ),
+    (
+        r"was not found in the|No matching distribution found|no versions? of|404 Not Found",
+        "The index (or the wheelhouse) lacks a package of the lock. Complete it: every wheel of the lock must be there, and uv's.",
     ),
     (
         r"ensurepip is not|No module named ensurepip|No module named venv",
-        "The Python on the host cannot make environments (ensurepip is missing). Install its venv package, python3-venv on Debian and Ubuntu.",
+        "The Python on the host cannot make environments (ensurepip is missing). Install its venv package, python3-venv on Debian.",
     ),
 )
 
@@ -199,9 +202,9 @@ def describe(progress: t.Mapping[str, t.Any]) -> str:
     return ", ".join(parts)
 
 
-def summary(path: str, lock_sha256: str | None, python_path: str | None, uv_version: str | None, packages: t.Mapping[str, str]) -> str:
-    """An environment as text for --diff."""
-    if lock_sha256 is None:
+def summary(path: str, marker: t.Mapping[str, t.Any] | None, packages: t.Mapping[str, str]) -> str:
+    """An environment as text for --diff, empty when there is none."""
+    if marker is None:
         return ""
-    lines = [f"path: {path}", f"lock_sha256: {lock_sha256}", f"python: {python_path}", f"uv: {uv_version}"]
+    lines = [f"path: {path}", f"lock_sha256: {marker.get('lock_sha256')}", f"python: {marker.get('python_path')}"]
     return "\n".join(lines + [f"{name}=={version}" for name, version in sorted(packages.items())]) + "\n"

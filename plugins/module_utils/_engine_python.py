@@ -26,7 +26,7 @@ PACKAGES: dict[str, dict[str, dict[str, str]]] = {
         },
         "cuda": {
             "ca-certificates": "uv and pip check the index's certificate with them",
-            "g++": "nvcc's host compiler: sglang and flashinfer compile kernels (C++20) at run time; brings binutils and the C library's headers",
+            "g++": "nvcc's host compiler: kernels are compiled (C++20) at run time; brings binutils and the C library's headers",
             "libnuma1": "binds the processes of a GPU to the memory next to it",
             "numactl": "sglang starts its schedulers with it on hosts with several NUMA nodes",
         },
@@ -37,7 +37,7 @@ PACKAGES: dict[str, dict[str, dict[str, str]]] = {
         },
         "cuda": {
             "ca-certificates": "uv and pip check the index's certificate with them",
-            "gcc-c++": "nvcc's host compiler: sglang and flashinfer compile kernels (C++20) at run time; brings binutils and the C library's headers",
+            "gcc-c++": "nvcc's host compiler: kernels are compiled (C++20) at run time; brings binutils and the C library's headers",
             "numactl-libs": "binds the processes of a GPU to the memory next to it",
             "numactl": "sglang starts its schedulers with it on hosts with several NUMA nodes",
         },
@@ -92,6 +92,24 @@ def python_packages(manager: str, version: str, headers: bool, own: bool) -> lis
     return ([] if own else [prefix]) + ([f"{prefix}-devel"] if headers else [])
 
 
+def host_problems(platform: tuple[str, str], machine: str, glibc: str) -> list[str]:
+    """Why SGLang's wheels cannot run on a host at all."""
+    problems = []
+    if not package_manager(platform):
+        problems.append(
+            f"expected Debian, Ubuntu, or RHEL and its kin, found {' '.join(platform).strip() or 'an unknown system'}: the names of its "
+            "packages are not known here. Use another distribution."
+        )
+    if machine not in MACHINES:
+        problems.append(f"expected a host of type {' or '.join(MACHINES)}, found {machine}: SGLang has no wheels for it. Use another host.")
+    if release_of(glibc) < LOWEST_GLIBC:
+        problems.append(
+            f"expected glibc {_text(LOWEST_GLIBC)} or newer, found {glibc or 'none'}: SGLang's wheels do not load on this system. Use a "
+            "newer distribution (Debian 12, Ubuntu 22.04, RHEL 9 or later)."
+        )
+    return problems
+
+
 def choose(
     *,
     wanted: str,
@@ -106,67 +124,52 @@ def choose(
 
     ``archive_path`` is where the Python of a standalone archive is (or will be), empty when no archive is configured.
     """
-    problems = []
-    if machine not in MACHINES:
-        problems.append(f"expected a host of type {' or '.join(MACHINES)}, found {machine}: SGLang has no wheels for it. Use another host.")
-    if release_of(glibc) < LOWEST_GLIBC:
-        lowest = ".".join(map(str, LOWEST_GLIBC))
-        problems.append(
-            f"expected glibc {lowest} or newer, found {glibc or 'none'}: SGLang's wheels do not load on this system. Use a newer "
-            "distribution (Debian 12, Ubuntu 22.04, RHEL 9 or later)."
-        )
+    problems = host_problems(platform, machine, glibc)
     manager = package_manager(platform)
-    headers = "cuda" in variants
-    others = [name for variant in sorted(variants) for name in PACKAGES.get(manager, {}).get(variant, {})]
-    packages = list(dict.fromkeys(others))
-    supported = " or ".join(".".join(map(str, release)) for release in SUPPORTED)
+    packages = {name for variant in variants for name in PACKAGES.get(manager, {}).get(variant, {})}
+    source, path, version, problem = _pick(wanted, platform, pythons, archive_path)
+    if problem:
+        problems.append(problem)
+    if path.startswith("/usr/bin/python"):
+        release = _text(release_of(version))
+        own = DISTRIBUTION_PYTHON.get(platform) != release
+        packages.update(python_packages(manager, release, "cuda" in variants, own))
+        if source == "package":
+            packages.add(f"python{release}")
+    return Choice(source, path, version, tuple(sorted(packages)), tuple(problems))
 
-    def choice(source: str, path: str, version: str, extra: t.Sequence[str] = ()) -> Choice:
-        return Choice(source, path, version, tuple(sorted({*packages, *extra})), tuple(problems))
 
-    def found(version: str) -> str:
-        return ", ".join(f"{python.path} ({python.version})" for python in pythons) or version
-
+def _pick(wanted: str, platform: tuple[str, str], pythons: t.Sequence[Python], archive_path: str) -> tuple[str, str, str, str]:
+    """Source, path and version of the Python to take, or what to tell."""
+    supported = " or ".join(_text(release) for release in SUPPORTED)
+    found = ", ".join(f"{python.path} ({python.version})" for python in pythons) or "no Python"
     usable = [python for python in pythons if release_of(python.version) in SUPPORTED]
     if wanted.startswith("/"):
-        named = [python for python in usable if python.path == wanted]
-        if named:
-            version = ".".join(named[0].version.split(".")[:2])
-            system = named[0].path == f"/usr/bin/python{version}"
-            own = python_packages(manager, version, headers, _is_own(platform, version)) if system else []
-            return choice("system", named[0].path, named[0].version, own)
-        problems.append(
-            f"sglang_venv_python: expected {wanted} to be Python {supported}, found {found('no Python')}. Name another executable, or auto."
-        )
-        return choice("none", "", "")
-    releases = [release_of(wanted)] if wanted != "auto" else list(SUPPORTED)
-    if releases[0] not in SUPPORTED:
-        problems.append(f"sglang_venv_python: expected auto, {supported}, or the path of a Python on the host, found {wanted}.")
-        return choice("none", "", "")
-    # The distribution's own Python comes before others that lie on the host, the newer before the older.
-    candidates = sorted(
-        (python for python in usable if release_of(python.version) in releases),
-        key=lambda python: (python.path.startswith("/usr/bin/"), release_of(python.version)),
-    )
-    if candidates:
-        best = candidates[-1]
-        version = ".".join(best.version.split(".")[:2])
-        own = python_packages(manager, version, headers, _is_own(platform, version)) if best.path.startswith("/usr/bin/") else []
-        return choice("system", best.path, best.version, own)
+        usable = [python for python in usable if python.path == wanted]
+    elif wanted != "auto":
+        usable = [python for python in usable if release_of(python.version) == release_of(wanted)]
+    if usable:
+        # The distribution's own comes before others that lie on the host, the newer before the older.
+        best = max(usable, key=lambda python: (python.path.startswith("/usr/bin/"), release_of(python.version)))
+        return "system", best.path, best.version, ""
+    if wanted.startswith("/"):
+        text = f"sglang_venv_python: expected {wanted} to be Python {supported}, found {found}. Name another executable, or auto."
+        return "none", "", "", text
+    if wanted != "auto" and release_of(wanted) not in SUPPORTED:
+        text = f"sglang_venv_python: expected auto, {supported}, or the path of a Python on the host, found {wanted}. Use one of these."
+        return "none", "", "", text
     offered = DISTRIBUTION_PYTHON.get(platform, "")
-    if offered and release_of(offered) in releases:
-        name = [f"python{offered}"] if manager == "apt" else []
-        return choice("package", f"/usr/bin/python{offered}", offered, [*name, *python_packages(manager, offered, headers, own=False)])
+    if offered and wanted in ("auto", offered):
+        return "package", f"/usr/bin/python{offered}", offered, ""
     if archive_path:
-        return choice("archive", archive_path, "")
-    problems.append(
-        f"expected Python {wanted if wanted != 'auto' else supported} on the host, found {found('no Python')}, and {' '.join(platform).strip()} "
-        "has no package for it that is known here. Install one and name its path in sglang_venv_python, or name a standalone build in "
-        "sglang_venv_python_archive."
+        return "archive", archive_path, "", ""
+    text = (
+        f"expected Python {supported if wanted == 'auto' else wanted} on the host, found {found}, and no package for it is known for "
+        f"{' '.join(platform).strip() or 'this system'}. Install one and name its path in sglang_venv_python, or name a standalone build "
+        "in sglang_venv_python_archive."
     )
-    return choice("none", "", "")
+    return "none", "", "", text
 
 
-def _is_own(platform: tuple[str, str], version: str) -> bool:
-    """Is this the Python that the distribution itself runs on (its packages have no version in their names on RHEL)."""
-    return DISTRIBUTION_PYTHON.get(platform) != version
+def _text(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))

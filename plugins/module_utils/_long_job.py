@@ -17,6 +17,7 @@ import json
 import os
 import time
 import typing as t
+from pathlib import Path
 
 
 class AbandonedError(Exception):
@@ -34,8 +35,8 @@ class Job:
 
     def acquire(self) -> bool:
         """Become the only job of this base; true if another one had to be waited for."""
-        os.makedirs(os.path.dirname(self.base), mode=0o755, exist_ok=True)
-        self._touch_lease()
+        Path(self.base).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        Path(f"{self.base}.lease").touch()
         fd = os.open(f"{self.base}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         waited = False
         while True:
@@ -52,17 +53,14 @@ class Job:
         os.pwrite(fd, json.dumps({"pid": os.getpid(), "since": self.started}).encode(), 0)
         return waited
 
-    def _touch_lease(self) -> None:
-        touch(f"{self.base}.lease")
-
     def check_lease(self) -> None:
         if self.lease_s <= 0:
             return
         try:
-            asked = os.stat(f"{self.base}.lease").st_mtime
+            asked = Path(f"{self.base}.lease").stat().st_mtime
         except FileNotFoundError:
             # A job before this one removed it when it ended.
-            self._touch_lease()
+            Path(f"{self.base}.lease").touch()
             return
         if time.time() - asked > self.lease_s:
             raise AbandonedError(f"no controller has asked for this job for {self.lease_s} s")
@@ -70,28 +68,18 @@ class Job:
     def report(self, phase: str, **fields: t.Any) -> None:
         """Say what is being done now."""
         body = {"pid": os.getpid(), "started": self.started, "phase": phase, **fields}
-        temporary = f"{self.base}.progress.tmp"
-        with open(temporary, "w", encoding="utf-8") as stream:
-            json.dump(body, stream)
-        os.replace(temporary, f"{self.base}.progress")
+        temporary = Path(f"{self.base}.progress.tmp")
+        temporary.write_text(json.dumps(body), encoding="utf-8")
+        temporary.replace(f"{self.base}.progress")
 
     def release(self) -> None:
         """The job has ended: nothing but the empty lock file stays (removing that one would let two jobs hold it)."""
         for name in ("progress.tmp", "progress", "lease"):
-            try:
-                os.unlink(f"{self.base}.{name}")
-            except FileNotFoundError:
-                pass
+            Path(f"{self.base}.{name}").unlink(missing_ok=True)
         if self.lock_fd >= 0:
             os.ftruncate(self.lock_fd, 0)
             os.close(self.lock_fd)
             self.lock_fd = -1
-
-
-def touch(path: str) -> None:
-    """Set the time of modification to now; the file is made when it is missing."""
-    with open(path, "a", encoding="utf-8"):
-        os.utime(path)
 
 
 def holder(base: str) -> dict[str, t.Any] | None:
@@ -113,8 +101,7 @@ def holder(base: str) -> dict[str, t.Any] | None:
 def read_json(path: str) -> dict[str, t.Any] | None:
     """A JSON object from a file, None when there is none (or no complete one)."""
     try:
-        with open(path, encoding="utf-8") as stream:
-            value = json.load(stream)
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None

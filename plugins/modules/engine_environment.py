@@ -9,14 +9,16 @@ author: Firstlight contributors
 version_added: 0.1.0
 short_description: Build a Python environment of the engine from a lock, and prove it
 description:
-  - Builds the Python environment O(path) with C(uv) from a lock that names every package with its version and hashes. Nothing is resolved on the host
-    and nothing is compiled from source.
+  - Builds the Python environment O(path) with C(uv) from a lock that names every package with its version and hashes. Nothing is
+    resolved on the host and nothing is compiled from source.
   - The environment belongs to root and can be read, not written, by the services that use it.
-  - When it is complete the module proves it (every package of the lock is there in exactly its version, the named modules can be imported), then
-    writes a marker. An interrupted build has no marker and is begun anew by the next run; what was downloaded is kept in O(cache_dir).
+  - When it is complete the module proves it (every package of the lock is there in exactly its version, the named modules can be
+    imported), then writes a marker. An interrupted build has no marker and is begun anew by the next run; what was downloaded is kept
+    in O(cache_dir).
   - A run that finds the right marker, and a Python below it that still works, changes nothing and asks no network.
   - One build of an environment runs at a time. A second one waits for it and finds it done.
-  - An action plugin of the same name runs the build asynchronously and shows its progress. If that controller goes away, the build stops by itself.
+  - An action plugin of the same name runs the build asynchronously and shows its progress. If that controller goes away, the build
+    stops by itself.
 options:
   path:
     description: Directory of the environment.
@@ -56,7 +58,8 @@ options:
     default: {}
   cuda_links:
     description:
-      - Complete the CUDA toolkit that the packages bring along (C(nvidia/cu13)) with the names that linkers look for, so that it can serve as C(CUDA_HOME).
+      - Complete the CUDA toolkit that the packages bring along (C(nvidia/cu13)) with the names that linkers look for, so that it can
+        serve as C(CUDA_HOME).
       - C(lib64/stubs/libcuda.so) leads to the driver's library, which may be installed later.
     type: bool
     default: false
@@ -65,8 +68,19 @@ options:
     type: list
     elements: str
     default: []
+  import_paths:
+    description: Directories below O(path) that are searched first for O(imports).
+    type: list
+    elements: str
+    default: []
+  import_environment:
+    description: Environment variables for O(imports).
+    type: dict
+    default: {}
   compile_bytecode:
-    description: Compile all modules when they are installed. The services cannot do it later, since they cannot write there.
+    description:
+      - Compile all modules when they are installed. The services cannot do it later, since they cannot write there.
+      - Without it, what O(imports) loads is compiled all the same.
     type: bool
     default: true
   index_url:
@@ -177,13 +191,14 @@ environment:
 """
 
 import datetime
-import glob
 import json
 import os
+import platform
 import shutil
 import threading
 import time
 import typing as t
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.sglang.plugins.module_utils import _engine_environment as core
@@ -202,6 +217,8 @@ OPTIONS: dict[str, dict[str, t.Any]] = {
     "files": {"type": "dict", "default": {}},
     "cuda_links": {"type": "bool", "default": False},
     "imports": {"type": "list", "elements": "str", "default": []},
+    "import_paths": {"type": "list", "elements": "str", "default": []},
+    "import_environment": {"type": "dict", "default": {}},
     "compile_bytecode": {"type": "bool", "default": True},
     "index_url": {"type": "str"},
     "wheelhouse": {"type": "path"},
@@ -226,32 +243,35 @@ class Environment:
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.params = module.params
-        self.path = module.params["path"]
-        self.bin_python = os.path.join(self.path, "bin", "python")
-        self.marker_path = os.path.join(self.path, core.MARKER)
+        self.path = Path(module.params["path"])
+        self.python = str(self.path / "bin" / "python")
         self.content = core.content_id(module.params["files"], module.params["cuda_links"])
         self.job = _long_job.Job(job_base(self.path), module.params["lease_s"])
         self.seconds: dict[str, float] = {}
         self.total = 0
         self.abandoned = ""
-        bundle = module.params["ca_bundle"] or next((path for path in core.SYSTEM_CA_BUNDLES if os.path.isfile(path)), None)
+        same = ("index_url", "wheelhouse", "proxy", "no_proxy", "cache_dir", "link_mode")
         self.tools = core.tool_environment(
-            ca_bundle=bundle, **{name: module.params[name] for name in ("index_url", "wheelhouse", "proxy", "no_proxy", "cache_dir", "link_mode")}
+            ca_bundle=module.params["ca_bundle"] or next((path for path in core.SYSTEM_CA_BUNDLES if Path(path).is_file()), None),
+            **{name: module.params[name] for name in same},
         )
 
     # What is there
 
+    def exists(self) -> bool:
+        return os.path.lexists(self.path)
+
     def marker(self) -> dict[str, t.Any] | None:
-        return _long_job.read_json(self.marker_path)
+        return _long_job.read_json(str(self.path / core.MARKER))
 
     def assess(self) -> core.Assessment:
         marker = self.marker()
         version = ""
-        if marker is not None and os.access(self.bin_python, os.X_OK):
-            rc, out, _err = self.module.run_command([self.bin_python, "-I", "-S", "-c", core.PYTHON_VERSION], handle_exceptions=False)
+        if marker is not None and os.access(self.python, os.X_OK):
+            rc, out, _err = self.module.run_command([self.python, "-I", "-S", "-c", core.PYTHON_VERSION])
             version = out.strip() if rc == 0 else ""
         return core.assess(
-            exists=os.path.lexists(self.path),
+            exists=self.exists(),
             marker=marker,
             lock_sha256=self.params["lock_sha256"],
             content=self.content,
@@ -259,127 +279,133 @@ class Environment:
             python_version=version,
         )
 
-    def packages(self) -> dict[str, str]:
-        """Packages of the lock that the environment was made from, for --diff."""
-        try:
-            with open(os.path.join(self.path, core.LOCK_COPY), encoding="utf-8") as stream:
-                return {requirement.name: requirement.version for requirement in _lockfile.parse(stream.read())}
-        except (OSError, _lockfile.LockError):
-            return {}
+    def summary(self) -> str:
+        """The environment as it is, for --diff."""
+        packages: dict[str, str] = {}
+        lock = self.path / core.LOCK_COPY
+        if lock.is_file():
+            packages = here(lock.read_text(encoding="utf-8"))
+        return core.summary(str(self.path), self.marker(), packages)
 
     # Steps
 
     def build(self, action: str) -> dict[str, t.Any]:
         requirements = _lockfile.parse(self.params["lock_content"])
-        self.total = len(requirements)
         os.umask(0o022)
         if action == "build":
             self.timed("remove", lambda: remove_tree(self.path))
             self.check_space()
         else:
-            os.unlink(self.marker_path)
+            (self.path / core.MARKER).unlink()
         self.timed("uv", self.bootstrap_uv)
-        uv_version = self.run([self.params["uv"], "--version"], "asking uv for its version").split()[1]
-        os.makedirs(os.path.dirname(self.path), mode=0o755, exist_ok=True)
+        uv = self.params["uv"]
+        uv_version = self.run([uv, "--version"], "asking uv for its version").split()[1]
+        self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         if action == "build":
-            self.run([self.params["uv"], "venv", "--quiet", "--no-project", f"--python={self.params['python']}", self.path], "making the environment")
-        lock_copy = os.path.join(self.path, core.LOCK_COPY)
-        write(lock_copy, self.params["lock_content"])
-        # The number that belongs on this Python and machine, for the progress.
-        wanted = _lockfile.expected(requirements, self.probe()["markers"])
+            self.run([uv, "venv", "--quiet", "--no-project", f"--python={self.params['python']}", str(self.path)], "making the environment")
+        lock = self.path / core.LOCK_COPY
+        write(lock, self.params["lock_content"])
+        markers = self.probe()["markers"]
+        wanted = _lockfile.expected(requirements, markers)
         self.total = len(wanted)
-        self.timed("packages", lambda: self.install(lock_copy))
+        self.timed("packages", lambda: self.install(lock))
         for name, text in self.params["files"].items():
-            write(os.path.join(self.path, name), text)
+            write(self.path / name, text)
         cuda_home = self.link_cuda() if self.params["cuda_links"] else None
         self.timed("proof", lambda: self.prove(wanted))
+        # uv leaves its own lock file writable for everyone.
+        (self.path / ".lock").unlink(missing_ok=True)
         marker = {
             "lock_sha256": self.params["lock_sha256"],
             "content": self.content,
             "python_path": self.params["python"],
-            "python_version": self.probe()["markers"]["python_full_version"],
+            "python_version": markers["python_full_version"],
             "uv_version": uv_version,
             "packages": len(wanted),
             "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "cuda_home": cuda_home,
             "seconds": self.seconds,
         }
-        write(self.marker_path, json.dumps(marker, indent=1) + "\n")
+        write(self.path / core.MARKER, json.dumps(marker, indent=1) + "\n")
         return marker
 
     def check_space(self) -> None:
-        needed = self.params["free_space_gb"]
         place = self.path
-        while not os.path.isdir(place):
-            place = os.path.dirname(place)
-        free = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
-        if free < needed * 10**9:
+        while not place.is_dir():
+            place = place.parent
+        status = os.statvfs(place)
+        free, needed = status.f_bavail * status.f_frsize, self.params["free_space_gb"] * 10**9
+        if free < needed:
             raise BuildError(
-                f"expected {needed} GB free for {self.path}, found {free / 10**9:.1f} GB on the file system of {place}. Free some space there, "
-                "or put the environments elsewhere (sglang_root)."
+                f"expected {needed / 10**9:.0f} GB free for the environment, found {free / 10**9:.1f} GB on the file system of {place}. "
+                "Free some space there, or put the environments elsewhere (sglang_root)."
             )
 
     def bootstrap_uv(self) -> None:
-        uv = self.params["uv"]
+        uv = Path(self.params["uv"])
         if os.access(uv, os.X_OK):
             return
         if not self.params["uv_lock_content"]:
-            raise BuildError(f"expected uv at {uv}, found nothing there, and no lock to install it from (uv_lock_src).")
-        home = os.path.dirname(os.path.dirname(uv))
+            raise BuildError(f"expected uv at {uv}, found nothing there and no lock to install it from. Name one in uv_lock_src.")
+        home = uv.parent.parent
         job = _long_job.Job(job_base(home), self.params["lease_s"])
         job.acquire()
         try:
             if os.access(uv, os.X_OK):
                 return
-            self.job.report("installing uv")
-            scratch = f"{home}.new"
+            scratch = home.with_name(f"{home.name}.new")
             remove_tree(scratch)
-            self.run([self.params["python"], "-I", "-m", "venv", scratch], "making an environment for uv")
-            lock = os.path.join(scratch, "lock.txt")
+            self.run([self.params["python"], "-I", "-m", "venv", str(scratch)], "making an environment for uv")
+            lock = scratch / "lock.txt"
             write(lock, self.params["uv_lock_content"])
-            self.run(
-                [os.path.join(scratch, "bin", "python"), "-I", "-m", "pip", "install", "--quiet", "--require-hashes", "--only-binary=:all:", f"--requirement={lock}"],
-                "installing uv",
-            )
+            pip = [str(scratch / "bin" / "python"), "-I", "-m", "pip", "install", "--progress-bar=off"]
+            self.run([*pip, "--require-hashes", "--only-binary=:all:", f"--requirement={lock}"], "installing uv")
             # Only the executable is needed, and it works from any place.
-            os.makedirs(os.path.dirname(uv), mode=0o755, exist_ok=True)
-            shutil.copy2(os.path.join(scratch, "bin", "uv"), f"{uv}.new")
-            os.replace(f"{uv}.new", uv)
+            uv.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            temporary = uv.with_name("uv.new")
+            shutil.copy2(scratch / "bin" / "uv", temporary)
+            temporary.replace(uv)
             remove_tree(scratch)
         finally:
             job.release()
 
-    def install(self, lock: str) -> None:
-        command = [self.params["uv"], "pip", "sync", "--require-hashes", "--only-binary=:all:", f"--python={self.bin_python}", lock]
+    def install(self, lock: Path) -> None:
+        options = ["--require-hashes", "--only-binary=:all:", f"--python={self.python}"]
         if self.params["compile_bytecode"]:
-            command.insert(3, "--compile-bytecode")
-        self.run(command, "installing packages")
+            options.append("--compile-bytecode")
+        if self.params["wheelhouse"]:
+            options.append("--no-index")
+        self.run([self.params["uv"], "pip", "sync", *options, str(lock)], "installing packages")
 
     def link_cuda(self) -> str | None:
-        """The names that nvcc's and g++'s linkers look for, in the toolkit that came as packages."""
-        for home in sorted(glob.glob(os.path.join(self.path, "lib", "python3*", "site-packages", "nvidia", "cu[0-9]*"))):
-            library = os.path.join(home, "lib")
-            versioned = sorted(glob.glob(os.path.join(library, "libcudart.so.*")))
-            if not versioned or not os.access(os.path.join(home, "bin", "nvcc"), os.X_OK):
+        """The names that the linkers of nvcc and g++ look for, in the toolkit that came as packages."""
+        for home in sorted(self.path.glob("lib/python3*/site-packages/nvidia/cu[0-9]*")):
+            runtimes = sorted((home / "lib").glob("libcudart.so.*"))
+            if not runtimes or not os.access(home / "bin" / "nvcc", os.X_OK):
                 continue
-            link(os.path.join(home, "lib64"), "lib")
-            link(os.path.join(library, "libcudart.so"), os.path.basename(versioned[0]))
-            os.makedirs(os.path.join(library, "stubs"), exist_ok=True)
-            driver = "/usr/lib64/libcuda.so.1" if os.path.isdir("/usr/lib64/") and os.path.exists("/etc/redhat-release") else f"/usr/lib/{os.uname().machine}-linux-gnu/libcuda.so.1"
-            link(os.path.join(library, "stubs", "libcuda.so"), driver)
-            return home
+            red_hat = Path("/etc/redhat-release").exists()
+            libraries = "/usr/lib64" if red_hat else f"/usr/lib/{platform.machine()}-linux-gnu"
+            link(home / "lib64", "lib")
+            link(home / "lib" / "libcudart.so", runtimes[0].name)
+            (home / "lib" / "stubs").mkdir(exist_ok=True)
+            link(home / "lib" / "stubs" / "libcuda.so", f"{libraries}/libcuda.so.1")
+            return str(home)
         return None
 
     def prove(self, wanted: dict[str, str]) -> None:
-        self.job.report("checking the environment")
         problems = _lockfile.differences(wanted, self.probe()["installed"])
         if problems:
             raise BuildError(f"the environment is not what its lock says: {'; '.join(problems[:10])}{' ...' if len(problems) > 10 else ''}")
         if self.params["imports"]:
-            self.run([self.bin_python, "-I", "-c", f"import {', '.join(self.params['imports'])}"], f"importing {', '.join(self.params['imports'])}")
+            paths = [str(self.path / path) for path in self.params["import_paths"]]
+            code = f"import sys; sys.path[:0] = {paths!r}; import {', '.join(self.params['imports'])}"
+            environment = {"PYTHONDONTWRITEBYTECODE": "", **{key: str(value) for key, value in self.params["import_environment"].items()}}
+            self.run([self.python, "-I", "-c", code], "importing the engine", environment)
 
     def probe(self) -> dict[str, t.Any]:
-        return t.cast("dict[str, t.Any]", json.loads(self.run([self.bin_python, "-I", "-c", core.PROBE], "asking the environment's Python")))
+        """Markers and packages of the environment, as its own Python sees them."""
+        out = self.run([self.python, "-I", "-c", core.PROBE], "asking the environment's Python")
+        return t.cast("dict[str, t.Any]", json.loads(out))
 
     # Tools
 
@@ -388,7 +414,7 @@ class Environment:
         step()
         self.seconds[name] = round(time.monotonic() - begin, 1)
 
-    def run(self, command: list[str], what: str) -> str:
+    def run(self, command: list[str], what: str, environment: dict[str, str] | None = None) -> str:
         """Run a tool: report what it writes, and end it when nobody asks for the job any more or this module dies."""
         done = threading.Event()
 
@@ -399,94 +425,135 @@ class Environment:
         if setpriv:
             command = [setpriv, "--pdeathsig", "KILL", "--", *command]
         try:
-            # The tool inherits the lock: as long as it lives, nobody else builds here.
             rc, out, err = self.module.run_command(
-                command, environ_update=self.tools, before_communicate_callback=watch, pass_fds=[self.job.lock_fd] if self.job.lock_fd >= 0 else None
+                command,
+                environ_update={**self.tools, **(environment or {})},
+                before_communicate_callback=watch,
+                # The tool inherits the lock: as long as it lives, nobody else builds here.
+                pass_fds=[self.job.lock_fd],
             )
         finally:
             done.set()
         if self.abandoned:
-            raise BuildError(f"Stopped while {what}: {self.abandoned}. Run the playbook again; what was downloaded is kept.")
+            raise BuildError(f"stopped while {what}: {self.abandoned}. Run the playbook again; what was downloaded is kept.")
         if rc != 0:
             raise BuildError(f"{what} failed (exit code {rc}). {core.explain(out + err)}\n{core.tail(err or out)}")
-        return out
+        return t.cast(str, out)
 
     def watch(self, process: t.Any, what: str, done: threading.Event) -> None:
-        site = os.path.join(self.path, "lib")
         while not done.wait(1):
             try:
                 self.job.check_lease()
+                self.job.report(
+                    what,
+                    written_bytes=written_bytes(process.pid),
+                    packages_installed=len(list(self.path.glob("lib/python3*/site-packages/*.dist-info"))),
+                    packages_total=self.total,
+                )
             except _long_job.AbandonedError as error:
                 self.abandoned = str(error)
                 process.kill()
                 return
-            try:
-                self.job.report(
-                    what,
-                    written_bytes=written_bytes(process.pid),
-                    packages_installed=len(glob.glob(f"{site}/python3*/site-packages/*.dist-info")),
-                    packages_total=self.total,
-                )
             except OSError:
                 continue  # a full disk: the tool says so itself
 
 
-def job_base(path: str) -> str:
-    return os.path.join(os.path.dirname(path), f".{os.path.basename(path)}")
+def job_base(path: Path) -> str:
+    return str(path.with_name(f".{path.name}"))
+
+
+def here(lock: str) -> dict[str, str]:
+    """What a lock wants on this machine, judged by the Python that runs this module. Good enough for --diff."""
+    markers = {
+        "implementation_name": "cpython",
+        "os_name": os.name,
+        "platform_machine": platform.machine(),
+        "platform_python_implementation": platform.python_implementation(),
+        "platform_system": platform.system(),
+        "python_full_version": platform.python_version(),
+        "python_version": core.minor(platform.python_version()),
+        "sys_platform": "linux",
+    }
+    return _lockfile.expected(_lockfile.parse(lock), markers)
 
 
 def written_bytes(pid: int) -> int:
     try:
-        with open(f"/proc/{pid}/io", encoding="ascii") as stream:
-            return int(dict(line.split(": ") for line in stream.read().splitlines())["wchar"])
+        lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+        return int(dict(line.split(": ") for line in lines)["wchar"])
     except (OSError, ValueError, KeyError):
         return 0
 
 
-def remove_tree(path: str) -> None:
+def remove_tree(path: Path) -> None:
     """Remove a tree; its marker goes first, so that half a tree is never taken for a whole one."""
-    for name in (os.path.join(path, core.MARKER), path if os.path.islink(path) else ""):
-        if name and os.path.lexists(name):
-            os.unlink(name)
-    if os.path.isdir(path):
+    if path.is_symlink():
+        path.unlink()
+    elif path.is_dir():
+        (path / core.MARKER).unlink(missing_ok=True)
         shutil.rmtree(path)
 
 
-def write(path: str, text: str) -> None:
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    temporary = f"{path}.new"
-    with open(temporary, "w", encoding="utf-8") as stream:
+def write(path: Path, text: str) -> None:
+    """A whole file or none."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.new")
+    with temporary.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
-def link(path: str, target: str) -> None:
-    if os.path.lexists(path):
-        if os.path.islink(path) and os.readlink(path) == target:
-            return
-        os.unlink(path)
-    os.symlink(target, path)
+def link(path: Path, target: str) -> None:
+    if path.is_symlink() or path.exists():
+        path.unlink()
+    path.symlink_to(target)
 
 
 def absent(module: AnsibleModule, environment: Environment) -> None:
-    exists = os.path.lexists(environment.path)
-    marker = environment.marker() or {}
-    before = core.summary(environment.path, marker.get("lock_sha256", "incomplete"), marker.get("python_path"), marker.get("uv_version"), environment.packages())
+    exists = environment.exists()
+    before = environment.summary() or f"path: {environment.path} (incomplete)\n"
     if exists and not module.check_mode:
         environment.job.acquire()
         try:
             remove_tree(environment.path)
         finally:
             environment.job.release()
-        os.unlink(f"{environment.job.base}.lock")
+        Path(f"{environment.job.base}.lock").unlink(missing_ok=True)
     module.exit_json(
         changed=exists,
         action="remove" if exists else "none",
         reason="it is not wanted" if exists else "",
         diff={"before": before if exists else "", "after": ""},
     )
+
+
+def present(module: AnsibleModule, environment: Environment) -> None:
+    assessment = environment.assess()
+    before = environment.summary()
+    marker = environment.marker()
+    if assessment.action != "none" and not module.check_mode:
+        if not module.params["lock_content"]:
+            module.fail_json(msg=f"{environment.path}: expected the lock in lock_src, found none. Name a lock file on the controller.")
+        try:
+            if environment.job.acquire():
+                # Another run has perhaps built it in the meantime.
+                assessment = environment.assess()
+            marker = environment.marker() if assessment.action == "none" else environment.build(assessment.action)
+        except (BuildError, _lockfile.LockError, _long_job.AbandonedError, OSError) as error:
+            meaning = core.explain(str(error)) if isinstance(error, OSError) else ""
+            module.fail_json(msg=f"{environment.path}: {error} {meaning}".strip(), action=assessment.action, reason=assessment.reason)
+        finally:
+            environment.job.release()
+    result: dict[str, t.Any] = {"changed": assessment.action != "none", "action": assessment.action, "reason": assessment.reason}
+    if marker is not None and (assessment.action == "none" or not module.check_mode):
+        result["environment"] = marker
+    if result["changed"]:
+        wanted = here(module.params["lock_content"]) if module.params["lock_content"] else {}
+        asked = {"lock_sha256": module.params["lock_sha256"], "python_path": module.params["python"]}
+        result["diff"] = {"before": before, "after": core.summary(str(environment.path), asked, wanted)}
+    module.exit_json(**result)
 
 
 def main() -> None:
@@ -499,38 +566,7 @@ def main() -> None:
     environment = Environment(module)
     if module.params["state"] == "absent":
         absent(module, environment)
-    assessment = environment.assess()
-    marker = environment.marker()
-    before = core.summary(
-        environment.path, (marker or {}).get("lock_sha256"), (marker or {}).get("python_path"), (marker or {}).get("uv_version"), environment.packages()
-    )
-    result: dict[str, t.Any] = {"changed": assessment.action != "none", "action": assessment.action, "reason": assessment.reason}
-    if assessment.action == "none":
-        module.exit_json(environment=marker, **result)
-    if not module.check_mode:
-        if not module.params["lock_content"]:
-            module.fail_json(msg=f"expected the lock of {environment.path} as lock_src (or lock_content), found neither. Name a lock file on the controller.")
-        try:
-            waited = environment.job.acquire()
-            if waited:
-                # Another run has perhaps built it in the meantime.
-                assessment = environment.assess()
-                result = {"changed": assessment.action != "none", "action": assessment.action, "reason": assessment.reason}
-            marker = environment.marker() if assessment.action == "none" else environment.build(assessment.action)
-        except (BuildError, _lockfile.LockError, _long_job.AbandonedError, OSError) as error:
-            meaning = core.explain(str(error)) if isinstance(error, OSError) else ""
-            module.fail_json(msg=f"{environment.path}: {error} {meaning}".strip(), action=assessment.action, reason=assessment.reason)
-        finally:
-            environment.job.release()
-        result["environment"] = marker
-    wanted = {}
-    if module.params["lock_content"]:
-        wanted = {requirement.name: requirement.version for requirement in _lockfile.parse(module.params["lock_content"])}
-    result["diff"] = {
-        "before": before,
-        "after": core.summary(environment.path, module.params["lock_sha256"], module.params["python"], (marker or {}).get("uv_version"), wanted),
-    }
-    module.exit_json(**result)
+    present(module, environment)
 
 
 if __name__ == "__main__":

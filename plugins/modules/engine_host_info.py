@@ -250,7 +250,11 @@ def directory_differs(wanted: dict[str, t.Any]) -> bool:
         owner, group = pwd.getpwuid(found.st_uid).pw_name, grp.getgrgid(found.st_gid).gr_name
     except (OSError, KeyError):
         return True
-    return not Path(wanted["path"]).is_dir() or (owner, group, found.st_mode & 0o7777) != (wanted["owner"], wanted["group"], int(wanted["mode"], 8))
+    return not Path(wanted["path"]).is_dir() or (owner, group, found.st_mode & 0o7777) != (
+        wanted["owner"],
+        wanted["group"],
+        int(wanted["mode"], 8),
+    )
 
 
 def find_releases(root: str | None) -> list[dict[str, t.Any]]:

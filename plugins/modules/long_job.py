@@ -43,6 +43,10 @@ running:
   description: Whether a job holds the lock of this base, this one or one that it waits for.
   returned: always
   type: bool
+waiting:
+  description: Whether the lock is held by an earlier job, which this one waits for.
+  returned: always
+  type: bool
 progress:
   description: What the job reports about itself; empty when it reports nothing.
   returned: always
@@ -50,7 +54,9 @@ progress:
   sample: {phase: installing, packages_installed: 40, packages_total: 125}
 """
 
+import contextlib
 import os
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.sglang.plugins.module_utils import _long_job
@@ -62,15 +68,18 @@ def main() -> None:
         supports_check_mode=True,
     )
     base = module.params["base"]
-    try:
+    with contextlib.suppress(OSError):  # the job has not begun, or it has ended
         os.utime(f"{base}.lease")
-    except OSError:
-        pass  # the job has not begun, or it has ended
-    result = _long_job.read_json(module.params["results_file"])
+    results_file = Path(module.params["results_file"])
+    result = _long_job.read_json(str(results_file))
+    holder = _long_job.holder(base)
+    # The wrapper wrote the file before the job asked for the lock, and writes it again when the job has ended.
+    asked = results_file.stat().st_mtime if results_file.is_file() else 0.0
     module.exit_json(
         changed=False,
         finished=result is not None and ("started" not in result or bool(result.get("finished", False))),
-        running=_long_job.holder(base) is not None,
+        running=holder is not None,
+        waiting=holder is not None and holder.get("since", asked) < asked,
         progress=_long_job.read_json(f"{base}.progress") or {},
     )
 

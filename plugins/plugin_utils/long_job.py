@@ -8,9 +8,9 @@ module_utils/_long_job.py with the same ``base``.
 
 from __future__ import annotations
 
-import os
 import time
 import typing as t
+from pathlib import PurePosixPath
 
 from ansible.errors import AnsibleConnectionFailure
 from ansible.utils.display import Display
@@ -18,7 +18,7 @@ from ansible.utils.display import Display
 if t.TYPE_CHECKING:
     from ansible.plugins.action import ActionBase
 
-Result = t.Dict[str, t.Any]
+Result = dict[str, t.Any]
 
 display = Display()
 
@@ -28,6 +28,8 @@ LEASE_S = 120  # the job stops when nobody has asked for it for so long
 SILENT_S = 60  # neither a running job nor a result for so long: it has died
 FIRST_POLLS_S = (1, 2, 2)  # then every:
 POLL_S = 5
+
+KILLED = "the job on the host ended without a result. Was it killed, or did memory run out? Run this again."
 
 
 def run_long(
@@ -66,52 +68,70 @@ def run_long(
     if started.get("failed") or "ansible_job_id" not in started:
         started["changed"] = False
         return started
-    return _follow(action, started, task_vars, describe_progress, base, timeout_s)
+    job = _Job(action, started, task_vars, base)
+    return job.follow(describe_progress, timeout_s)
 
 
-def _follow(
-    action: ActionBase, started: Result, task_vars: Result, describe_progress: t.Callable[[Result], str], base: str, timeout_s: int
-) -> Result:
-    host = task_vars.get("inventory_hostname", "")
-    name = action._task.action.rpartition(".")[2]
-    results_file = started["results_file"]
-    begin = shown = answered = running = time.monotonic()
-    delays = iter(FIRST_POLLS_S)
-    while True:
-        time.sleep(next(delays, POLL_S))
-        now = time.monotonic()
+class _Job:
+    """A job that runs on the host of an action."""
+
+    def __init__(self, action: ActionBase, started: Result, task_vars: Result, base: str) -> None:
+        self.action = action
+        self.started = started
+        self.task_vars = task_vars
+        self.base = base
+        self.host = task_vars.get("inventory_hostname", "")
+        self.name = action._task.action.rpartition(".")[2]
+
+    def execute(self, module_name: str, module_args: Result) -> Result:
+        result: Result = self.action._execute_module(module_name=module_name, module_args=module_args, task_vars=self.task_vars)
+        return result
+
+    def failed(self, text: str) -> Result:
+        return {"failed": True, "changed": True, "msg": f"{self.name}: {text}"}
+
+    def ask(self) -> Result:
         try:
-            asked = action._execute_module(module_name=POLL_MODULE, module_args={"base": base, "results_file": results_file}, task_vars=task_vars)
+            return self.execute(POLL_MODULE, {"base": self.base, "results_file": self.started["results_file"]})
         except AnsibleConnectionFailure as error:
-            asked = {"failed": True, "msg": str(error)}
-        if asked.get("failed"):
-            # A connection that breaks for a moment is no reason to give up: the job lives on for the length of its lease.
-            if now - answered > LEASE_S:
-                return {"failed": True, "changed": True, "msg": f"{name}: the host did not answer for {LEASE_S} s: {asked.get('msg', '')}"}
-            continue
-        answered = now
-        if asked.get("finished"):
-            return _collect(action, started, task_vars)
-        if asked.get("running"):
-            running = now
-        elif now - running > SILENT_S:
-            return {
-                "failed": True,
-                "changed": True,
-                "msg": f"{name}: the job on the host ended without a result (was it killed, or did the host run out of memory?). Run this again.",
-            }
-        if now - begin > timeout_s + SILENT_S:
-            return {"failed": True, "changed": True, "msg": f"{name}: not finished after {timeout_s} s. Run this again; what is done is kept."}
-        if now - shown >= SHOW_EVERY_S:
-            shown = now
-            display.display(f"{name}: [{host}] {now - begin:.0f} s: {describe_progress(asked.get('progress') or {})}")
+            return {"failed": True, "msg": str(error)}
 
+    def follow(self, describe_progress: t.Callable[[Result], str], timeout_s: int) -> Result:
+        begin = shown = answered = running = time.monotonic()
+        delays = iter(FIRST_POLLS_S)
+        while True:
+            time.sleep(next(delays, POLL_S))
+            now = time.monotonic()
+            asked = self.ask()
+            if asked.get("failed"):
+                # A connection that breaks for a moment is no reason to give up: the job lives on for the length of its lease.
+                if now - answered > LEASE_S:
+                    return self.failed(f"the host did not answer for {LEASE_S} s: {asked.get('msg', '')}")
+                continue
+            answered = now
+            if asked.get("finished"):
+                return self.collect()
+            if asked.get("running"):
+                running = now
+            elif now - running > SILENT_S:
+                return self.failed(KILLED)
+            if now - begin > timeout_s + SILENT_S:
+                return self.failed(f"not finished after {timeout_s} s. Run this again; what is done is kept.")
+            if now - shown >= SHOW_EVERY_S:
+                shown = now
+                doing = describe_progress(asked.get("progress") or {})
+                if asked.get("waiting"):
+                    doing = f"waiting for an earlier run that is still at it: {doing}"
+                display.display(f"{self.name}: [{self.host}] {now - begin:.0f} s: {doing}")
 
-def _collect(action: ActionBase, started: Result, task_vars: Result) -> Result:
-    """The job's own result, and no trace of the asynchronous run on the host."""
-    where = {"jid": started["ansible_job_id"], "_async_dir": os.path.dirname(started["results_file"])}
-    result: Result = action._execute_module(module_name="ansible.legacy.async_status", module_args={**where, "mode": "status"}, task_vars=task_vars)
-    action._execute_module(module_name="ansible.legacy.async_status", module_args={**where, "mode": "cleanup"}, task_vars=task_vars)
-    for key in ("ansible_job_id", "started", "finished", "results_file"):
-        result.pop(key, None)
-    return result
+    def collect(self) -> Result:
+        """The job's own result, and no trace of the asynchronous run on the host."""
+        where = {"jid": self.started["ansible_job_id"], "_async_dir": str(PurePosixPath(self.started["results_file"]).parent)}
+        result = self.execute("ansible.legacy.async_status", {**where, "mode": "status"})
+        self.execute("ansible.legacy.async_status", {**where, "mode": "cleanup"})
+        if result.get("failed") and "cmd" in result and not result.get("data"):
+            # The wrapper found nothing where the module's result should be.
+            return self.failed(f"{KILLED} {result.get('stderr', '')}".strip())
+        for key in ("ansible_job_id", "started", "finished", "results_file"):
+            result.pop(key, None)
+        return result

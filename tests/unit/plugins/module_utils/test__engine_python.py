@@ -47,7 +47,11 @@ def test_platform_key(text, key, manager):
     [
         pytest.param({}, "system", DEBIAN_13.path, ["python3.13-venv"], id="Debian 13"),
         pytest.param(
-            {"variants": ["cuda", "cpu"]}, "system", DEBIAN_13.path, [*CUDA_APT, "python3.13-dev", "python3.13-venv"], id="Debian 13 with a GPU"
+            {"variants": ["cuda", "cpu"]},
+            "system",
+            DEBIAN_13.path,
+            [*CUDA_APT, "python3.13-dev", "python3.13-venv"],
+            id="Debian 13 with a GPU",
         ),
         pytest.param(
             {"platform": ("debian", "12"), "glibc": "2.36", "pythons": [DEBIAN_12], "variants": ["cuda"]},
@@ -116,9 +120,14 @@ def test_the_engine_gets_a_python(changes, source, path, packages):
     [
         pytest.param({"glibc": "2.31"}, "glibc 2.34", "2.31", "newer distribution", id="Ubuntu 20.04"),
         pytest.param({"glibc": ""}, "glibc 2.34", "none", "newer distribution", id="musl"),
+        pytest.param({"platform": ("arch", "")}, "expected Debian", "found arch", "another distribution", id="Arch"),
         pytest.param({"machine": "ppc64le"}, "x86_64 or aarch64", "ppc64le", "another host", id="machine"),
-        pytest.param({"platform": ("debian", "14"), "pythons": []}, "Python 3.11 or 3.12", "no Python", "sglang_venv_python_archive", id="no Python"),
-        pytest.param({"wanted": "3.12"}, "Python 3.12", "/usr/bin/python3.13 (3.13.5)", "name its path in sglang_venv_python", id="another release"),
+        pytest.param(
+            {"platform": ("debian", "14"), "pythons": []}, "Python 3.11 or 3.12", "no Python", "sglang_venv_python_archive", id="no Python"
+        ),
+        pytest.param(
+            {"wanted": "3.12"}, "Python 3.12", "/usr/bin/python3.13 (3.13.5)", "name its path in sglang_venv_python", id="another release"
+        ),
         pytest.param({"wanted": "3.9"}, "auto, 3.11", "3.9", "sglang_venv_python", id="unsupported release"),
         pytest.param({"wanted": "/opt/python"}, "/opt/python to be Python 3.11", "3.13.5", "Name another", id="no such executable"),
     ],

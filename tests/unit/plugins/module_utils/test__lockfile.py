@@ -52,7 +52,10 @@ def test_a_marker_is_evaluated_as_pip_does(marker, debian_13, debian_12, grace):
         assert not marker or packaging.Marker(marker).evaluate(environment) is wanted
 
 
-@pytest.mark.parametrize("marker", ["sys_platform", "sys_platform ==", "moon == 'full'", "sys_platform < 'x'", "(os_name == 'posix'", "'a' == 'b'", "os_name ? 'x'"])
+@pytest.mark.parametrize(
+    "marker",
+    ["sys_platform", "sys_platform ==", "moon == 'full'", "sys_platform < 'x'", "(os_name == 'posix'", "'a' == 'b'", "os_name ? 'x'"],
+)
 def test_a_marker_that_cannot_be_read_is_an_error(marker):
     with pytest.raises(_lockfile.LockError):
         _lockfile.applies(marker, DEBIAN_13)
