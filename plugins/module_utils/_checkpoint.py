@@ -178,7 +178,9 @@ class _Examination:
 
     def judge(self, name: str, entry: Entry) -> bool:
         if not entry.readable:
-            self.problem("unreadable", name, "a file that the service's user can read", "no permission", "Let it (chmod, chown or an ACL)")
+            self.problem(
+                "unreadable", name, "a file that the service's user can read", "no permission", "Make it readable (chmod, chown or an ACL)"
+            )
             return False
         if entry.size == 0:
             self.problem("empty", name, "content", "0 bytes")

@@ -199,7 +199,7 @@ checkpoint:
       elements: str
 """
 
-import glob
+import contextlib
 import hashlib
 import json
 import os
@@ -470,7 +470,12 @@ class Checkpoint:
             lines = [line for line in text.splitlines() if line.strip()]
             said = [line[len("error: ") :] for line in lines if line.startswith("error: ")]
             kept = " Run the playbook again when that is solved; what was downloaded is kept." if what == "download" else ""
-            raise StageError(f"the {what} failed (exit code {rc}).{kept}\n" + "\n".join(said or lines[-15:]))
+            text = f"{self.path}: the {what} failed (exit code {rc}).{kept}\n" + "\n".join(said or lines[-15:])
+            # What is missing is told even when the way to it is closed.
+            rest = self.look(self.output, use_record=False) if os.path.isdir(self.output) else None
+            if rest is not None and rest.report.problems:
+                raise StageError(f"{text}\n{core.summary(self.output, rest.report)}", rest.report)
+            raise StageError(text.partition(": ")[2])
 
     def watch(self, process: t.Any, log: str, done: threading.Event) -> None:
         samples: list[tuple[float, int]] = []
@@ -580,8 +585,9 @@ def absent(module: AnsibleModule, checkpoint: Checkpoint) -> None:
                 remove(checkpoint.record_path)
         finally:
             checkpoint.job.release()
-        for file in glob.glob(f"{glob.escape(checkpoint.base)}.lock"):
-            os.unlink(file)
+        remove(f"{checkpoint.base}.lock")
+        with contextlib.suppress(OSError):  # other revisions are there
+            os.rmdir(os.path.dirname(checkpoint.path))
     diff = {"before": "".join(f"{path}\n" for path in there), "after": ""}
     module.exit_json(changed=bool(there), action="remove" if there else "none", reason="it is not wanted" if there else "", diff=diff)
 

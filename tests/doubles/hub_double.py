@@ -59,7 +59,7 @@ class HubDouble:
         path = urllib.parse.unquote(urllib.parse.urlsplit(request.path).path)
         self.requests.append((request.command, path, request.headers.get("Range")))
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
-            self.send(request, 401, b"{}", {"X-Error-Code": "RepoNotFound", "Content-Type": "application/json"}, body)
+            self.send(request, 401, b"{}", {"X-Error-Code": "RepoNotFound", "Content-Type": "application/json"}, body=body)
             return
         match = re.fullmatch(r"/api/models/(?P<repo>[^/]+/[^/]+)(/revision/(?P<revision>[^/]+))?", path)
         if match:
@@ -67,23 +67,23 @@ class HubDouble:
             return
         if path == f"/api/models/{self.repo}/tree/{self.commit}":
             tree = [{"type": "file", "oid": sha1(content), "size": len(content), "path": name} for name, content in self.files.items()]
-            self.send(request, 200, json.dumps(tree).encode(), {"Content-Type": "application/json"}, body)
+            self.send(request, 200, json.dumps(tree).encode(), {"Content-Type": "application/json"}, body=body)
             return
         match = re.fullmatch(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)", path)
         if match and match["repo"] == self.repo and match["revision"] == self.commit and match["name"] in self.files:
             self.answer_file(request, match["name"], body)
             return
-        self.send(request, 404, b"", {"X-Error-Code": "EntryNotFound"}, body)
+        self.send(request, 404, b"", {"X-Error-Code": "EntryNotFound"}, body=body)
 
     def answer_info(self, request: http.server.BaseHTTPRequestHandler, repo: str, revision: str, body: bool) -> None:
         if repo != self.repo:
-            self.send(request, 404, b"{}", {"X-Error-Code": "RepoNotFound"}, body)
+            self.send(request, 404, b"{}", {"X-Error-Code": "RepoNotFound"}, body=body)
         elif revision not in (self.commit, "main"):
-            self.send(request, 404, b"{}", {"X-Error-Code": "RevisionNotFound"}, body)
+            self.send(request, 404, b"{}", {"X-Error-Code": "RevisionNotFound"}, body=body)
         else:
             siblings = [{"rfilename": name, "size": len(content), "blobId": sha1(content)} for name, content in self.files.items()]
             info = {"_id": "0", "id": repo, "modelId": repo, "sha": self.commit, "private": False, "tags": [], "downloads": 0, "likes": 0}
-            self.send(request, 200, json.dumps({**info, "siblings": siblings}).encode(), {"Content-Type": "application/json"}, body)
+            self.send(request, 200, json.dumps({**info, "siblings": siblings}).encode(), {"Content-Type": "application/json"}, body=body)
 
     def answer_file(self, request: http.server.BaseHTTPRequestHandler, name: str, body: bool) -> None:
         content = self.files[name]
@@ -92,7 +92,7 @@ class HubDouble:
         status, begin = (206, int(match[1])) if match else (200, 0)
         if match:
             headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
-        self.send(request, status, content[begin:], headers, body, cut=self.cut.get(name) if body else None)
+        self.send(request, status, content[begin:], headers, body=body, cut=self.cut.get(name) if body else None)
 
     @staticmethod
     def send(
@@ -100,6 +100,7 @@ class HubDouble:
         status: int,
         content: bytes,
         headers: dict[str, str],
+        *,
         body: bool,
         cut: int | None = None,
     ) -> None:
