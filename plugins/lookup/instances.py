@@ -4,7 +4,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: instances
-author: Firstlight contributors
+author: Firstlight contributors (@firstlight)
 version_added: 0.1.0
 short_description: The SGLang instances of a host, united and resolved
 description:
@@ -68,7 +68,7 @@ options:
 EXAMPLES = r"""
 - name: Show the command line of every instance of this host
   ansible.builtin.debug:
-    msg: "{{ lookup('firstlight.sglang.instances') | map(attribute='argv') }}"
+    msg: "{{ query('firstlight.sglang.instances') | map(attribute='argv') }}"
 """
 
 RETURN = r"""

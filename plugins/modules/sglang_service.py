@@ -77,12 +77,12 @@ notes:
 EXAMPLES = r"""
 - name: Run what the units say
   firstlight.sglang.sglang_service:
-    instances: "{{ lookup('firstlight.sglang.instances') }}"
+    instances: "{{ query('firstlight.sglang.instances') }}"
     launcher: /opt/sglang/libexec/sglang_launch.py
 
 - name: See what would be done
   firstlight.sglang.sglang_service:
-    instances: "{{ lookup('firstlight.sglang.instances') }}"
+    instances: "{{ query('firstlight.sglang.instances') }}"
     launcher: /opt/sglang/libexec/sglang_launch.py
   check_mode: true
 """

@@ -1,0 +1,48 @@
+# Copyright: Firstlight contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The controller's half of sglang_checkpoint: reads the script, shows the progress of a download or build."""
+
+from __future__ import annotations
+
+import os
+import typing as t
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.firstlight.sglang.plugins.module_utils import _checkpoint
+from ansible_collections.firstlight.sglang.plugins.plugin_utils.long_job import run_long
+
+MODULE = "firstlight.sglang.sglang_checkpoint"
+
+
+class ActionModule(ActionBase):
+    """Runs the module: quickly when there is nothing to do, else asynchronously and with a line every few seconds."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = True
+
+    def run(self, tmp: t.Any = None, task_vars: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
+        super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        args = dict(self._task.args)
+        script = args.pop("script_src", None)
+        if args.get("state", "present") == "absent" or args.get("source", "local") == "local" or not args.get("path"):
+            return t.cast("dict[str, t.Any]", self._execute_module(module_name=MODULE, module_args=args, task_vars=task_vars))
+        path = str(args["path"]).rstrip("/")
+        return run_long(
+            self,
+            MODULE,
+            args,
+            task_vars,
+            _checkpoint.describe,
+            base=os.path.join(os.path.dirname(path), f".{os.path.basename(path)}"),
+            timeout_s=int(args.get("timeout_s", 86400)),
+            only_long=lambda: {"script_content": self._read(str(script))} if script else {},
+        )
+
+    def _read(self, name: str) -> str:
+        try:
+            with open(self._find_needle("files", name), encoding="utf-8", newline="") as stream:
+                return stream.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise AnsibleActionFail(f"script_src: expected a script on the controller, found: {error}") from error

@@ -1,0 +1,196 @@
+"""What goes wrong, and what the operator is told. Each fault is made on the real host."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+import yaml
+from conftest import ROOT, Site, testhost
+
+DEMO = yaml.safe_load((ROOT / "group_vars/demo/sglang_instance.yml").read_text())["sglang_instance_demo"]
+
+
+def demo(**changes):
+    """The demo's instance with some keys replaced; `args` and `verify` are merged."""
+    raw = copy.deepcopy(DEMO)
+    for key, value in changes.items():
+        raw[key] = {**raw.get(key, {}), **value} if key in ("args", "verify") else value
+    return raw
+
+
+def touched(play):
+    """Tasks that changed the host."""
+    return play.changed
+
+
+def test_mistakes_in_group_vars_are_told_at_once_and_nothing_is_touched(site):
+    play = site.play(
+        sglang_instance_demo=demo(args={"tp_sise": 2, "max_running_requests": "many"}, modle={}),
+        sglang_instance_second=demo(gpus=["0", "0"], port=80),
+    )
+    assert play.status == "failed"
+    assert touched(play) == []
+    for words in (
+        "sglang_instance_demo: modle: unknown key",
+        "sglang_instance_second: port: expected 1024 to 65535",
+        "sglang_instance_second: gpus: expected different",
+    ):
+        assert words in play.message, play.message
+
+
+def test_a_flag_that_the_release_does_not_have(site):
+    play = site.play(sglang_instance_demo=demo(args={"tp_sise": 2, "max_running_requests": "many", "mamba_scheduler_strategy": "x"}))
+    assert play.status == "failed"
+    assert touched(play) == []
+    assert "args.tp_sise: is not a flag of SGLang 0.5.23; did you mean tp_size" in play.message
+    assert "args.max_running_requests: expected a whole number, found 'many'" in play.message
+    assert "write mamba_radix_cache_strategy" in play.message
+
+
+def test_two_instances_on_one_port(site):
+    play = site.play(sglang_instance_second=demo(nccl_port=29001))
+    assert play.status == "failed"
+    assert touched(play) == []
+    assert "sglang_instance_second: port 30000 is already taken by sglang_instance_demo" in play.message
+
+
+def test_a_model_directory_that_misses_a_shard(deployed, host):
+    source = host.check_output("ls -d /var/lib/sglang/models/firstlight--tiny-qa/*/").strip()
+    host.check_output("rm -rf /srv/broken && cp -r %s /srv/broken && rm /srv/broken/*.safetensors", source)
+    play = deployed.play(sglang_instance_demo=demo(model={"name": "firstlight/broken", "path": "/srv/broken"}))
+    assert play.status == "failed"
+    assert touched(play) == []
+    assert "/srv/broken" in play.message
+    assert "safetensors" in play.message
+    assert host.check_output("systemctl is-active sglang-demo") == "active", "the running service was touched"
+
+
+def test_a_port_that_another_program_holds(deployed, host):
+    host.check_output("systemd-run --unit=squatter python3 -m http.server 30444 --bind 127.0.0.1")
+    try:
+        play = deployed.play(sglang_instance_second=demo(name="second", port=30444, nccl_port=29444))
+    finally:
+        host.run("systemctl stop squatter")
+    assert play.status == "failed"
+    assert touched(play) == []
+    assert "30444" in play.message
+    assert "python3" in play.message, play.message
+
+
+def test_a_wrong_expected_answer_fails_the_verification(deployed):
+    questions = [{"prompt": "What is the capital of France?", "expect": "Lyon"}]
+    play = deployed.play("verify.yml", sglang_instance_demo=demo(verify={"questions": questions}))
+    assert play.status == "failed"
+    assert "Lyon" in play.message
+    assert "Paris" in play.message
+
+
+def test_a_unit_that_is_killed_while_it_loads_ends_the_wait_in_seconds(deployed, host):
+    host.check_output("systemctl restart --no-block sglang-demo")
+    deployed.inventory()
+    with subprocess.Popen(deployed.command("verify.yml"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as play:
+        time.sleep(12)
+        host.check_output("systemctl kill --signal=KILL --kill-whom=all sglang-demo")
+        killed = time.monotonic()
+        output, _ = play.communicate(timeout=120)
+        seconds = time.monotonic() - killed
+    assert play.returncode != 0
+    assert seconds < 30, output
+    assert "sglang-demo" in output
+    again = deployed.play("verify.yml")
+    assert again.status == "successful", again.output
+
+
+def test_a_play_killed_between_the_unit_and_the_restart_is_finished_by_the_next(deployed, host):
+    """The unit says 3 requests, the engine runs 4: no task of the next run changes the unit, and it is restarted all the same."""
+    changed = demo(args={"max_running_requests": 3})
+    deployed.inventory(sglang_instance_demo=changed)
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    with subprocess.Popen(
+        deployed.command(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+    ) as play:
+        for line in play.stdout:
+            if "Run what is written" in line:
+                os.killpg(play.pid, signal.SIGKILL)
+                break
+    written = host.check_output("grep -c -- '--max-running-requests 3' /etc/systemd/system/sglang-demo.service")
+    assert written == "1"
+    play = deployed.play(sglang_instance_demo=changed)
+    assert play.status == "successful", play.output
+    report = json.loads((deployed.reports / "ct129/demo/report.json").read_text())
+    assert report["engine"]["max_running_requests"] == 3
+    back = deployed.play()
+    assert back.status == "successful", back.output
+
+
+def test_a_planted_key_is_found_nowhere_but_in_its_file(deployed, host):
+    key = "firstlight-planted-0123456789abcdef"
+    play = deployed.play(
+        cmdline="-vvv --diff",
+        vault_key=key,
+        sglang_instance_demo=demo(api_key_variable="vault_key", host="0.0.0.0"),
+    )
+    assert play.status == "successful", play.output
+    assert key not in play.output
+    assert key not in json.dumps(play.events)
+    for report in deployed.reports.rglob("*"):
+        assert not report.is_file() or key not in report.read_text()
+    assert host.run("journalctl --no-pager -o export | grep -F %s", key).rc == 1
+    assert host.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -F %s", key[:20] + "[" + key[20] + "]").rc == 1
+    assert host.run("systemctl show sglang-demo | grep -F %s", key).rc == 1
+    files = host.run("grep -rlF %s /etc /opt/sglang/instances /var/lib/sglang /var/log /tmp /var/tmp /root 2>/dev/null", key).stdout.split()
+    assert files == ["/etc/sglang/demo.api_key.yaml"]
+    assert host.file(files[0]).mode == 0o600
+    refused = host.run("curl -s -o /dev/null -w '%%{http_code}' http://127.0.0.1:30000/v1/models")
+    assert refused.stdout == "401"
+    back = deployed.play()
+    assert back.status == "successful", back.output
+    assert not host.file(files[0]).exists, "a key that is no longer used lies about"
+
+
+def test_two_instances_of_a_host(deployed, host):
+    second = demo(name="second", port=30001, nccl_port=29001, served_model_name="second")
+    play = deployed.play(sglang_instance_second=second)
+    assert play.status == "successful", play.output
+    for name in ("demo", "second"):
+        assert json.loads((deployed.reports / f"ct129/{name}/report.json").read_text())["verdict"] == "verified"
+    again = deployed.play(sglang_instance_second=second)
+    assert again.changed == [], again.output
+    gone = deployed.play(sglang_server_prune=True)
+    assert gone.status == "successful", gone.output
+    assert host.run("systemctl cat sglang-second").rc != 0
+
+
+@pytest.fixture
+def bare(tmp_path_factory):
+    """A second, odd host, by what makes it odd."""
+    made = []
+
+    def make(*options):
+        testhost("create", "bare", "--hostname", "ct129", *options)
+        made.append(options)
+        return Site(tmp_path_factory.mktemp("bare"), "bare")
+
+    yield make
+    if made:
+        testhost("destroy", "bare")
+
+
+def test_a_target_without_systemd_is_refused_before_anything_is_touched(bare):
+    play = bare("--no-systemd").play()
+    assert play.status == "failed"
+    assert touched(play) == []
+    assert "systemd" in play.message
+
+
+def test_a_target_without_python_gets_one(bare):
+    site = bare("--no-python")
+    play = site.play(sglang_instance_demo=demo(args={"tp_sise": 1}))
+    assert play.status == "failed"
+    assert "args.tp_sise" in play.message, "the play ended before Python was there"

@@ -1,0 +1,10 @@
+#!/bin/sh
+# What must hold on every supported ansible-core. Usage: on_core.sh <directory with its ansible-playbook>
+set -eu
+cd "$(dirname "$0")/.."
+PATH="$(cd "$1" && pwd):$PATH"
+ansible --version | head -1
+ansible-lint --quiet
+pytest -q tests/unit
+tools/sanity.sh "${PATH%%:*}"
+FIRSTLIGHT_HOST=ready pytest -q tests/e2e -k second_run_changes_nothing

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# The tests of `make test`, after lint: fast ones first, then real containers with the real engine. `test.sh full` adds the slow ones.
+# Each stage prints its name and its seconds; the first failure ends the run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$PWD/.venv/bin:$PATH" MOLECULE_GLOB='molecule/*/molecule.yml'
+mode=${1:-}
+
+stage() {
+  local name=$1 started=$SECONDS
+  shift
+  echo "=== $name"
+  "$@"
+  echo "=== $name: $((SECONDS - started)) s"
+}
+
+stage "unit tests" pytest -q tests/unit
+stage "sanity of the artifact" tools/sanity.sh
+stage "molecule" molecule test --all
+FIRSTLIGHT_KEEP=1 stage "end to end" pytest -q tests/e2e
+stage "the other ansible-core" tools/other_core.sh
+if [ "$mode" = full ]; then
+  stage "slow tests" pytest -q tests/e2e_slow
+fi
