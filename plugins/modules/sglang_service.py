@@ -17,7 +17,7 @@ description:
     A change that an interrupted run has left behind is thus applied by the next one.
     Compared are the unit file with its drop-ins, the key file, the launcher and the environment behind the link C(current),
     with what the unit itself has recorded when it was started.
-  - In check mode it changes nothing, reports what it would do, and needs nothing to be installed: it can look at a blank host.
+  - In check mode it changes nothing, reports what it would do, and needs nothing to be installed, so that it can look at a blank host.
 options:
   instances:
     description:
