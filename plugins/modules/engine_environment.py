@@ -60,6 +60,7 @@ options:
     description:
       - Complete the CUDA toolkit that the packages bring along (C(nvidia/cu13)) with the names that linkers look for, so that it can
         serve as C(CUDA_HOME).
+      - C(<path>/cuda) leads to it, whatever the version of Python.
       - C(lib64/stubs/libcuda.so) leads to the driver's library, which may be installed later.
     type: bool
     default: false
@@ -390,6 +391,8 @@ class Environment:
             link(home / "lib" / "libcudart.so", runtimes[0].name)
             (home / "lib" / "stubs").mkdir(exist_ok=True)
             link(home / "lib" / "stubs" / "libcuda.so", f"{libraries}/libcuda.so.1")
+            # One name for every Python version, so that a unit can say CUDA_HOME without asking the host.
+            link(self.path / "cuda", str(home.relative_to(self.path)))
             return str(home)
         return None
 

@@ -230,7 +230,7 @@ def look_at(module: AnsibleModule, instance: dict[str, t.Any], unit: UnitState, 
     look = build_look(name=instance["name"], unit=unit, lines=lines, http=http, now_s=time.monotonic(), secrets=secrets)
     current = instance.get("current") or ""
     look["environment_id"] = environment_of_target(os.path.realpath(current)) if current and os.path.lexists(current) else None
-    look["python"] = python_of_environment(read_text(os.path.join(current, "pyvenv.cfg"))) if current else None  # noqa: PTH118
+    look["python"] = python_of_environment(read_text(os.path.join(current, "pyvenv.cfg"))) if current else None
     look["previous"] = None
     if earlier and earlier != unit["invocation_id"]:
         lines = read_journal(module, earlier)

@@ -130,7 +130,7 @@ def test_differences(record, reasons):
         ("stopped", "inactive", "enabled", [], True, ("none", None, False)),
     ],
 )
-def test_plan(state, active, file_state, stale, allowed, expected):  # noqa: PLR0917
+def test_plan(state, active, file_state, stale, allowed, expected):
     planned = _service.plan(state, enabled=True, active_state=active, unit_file_state=file_state, stale=stale, restart_allowed=allowed)
     assert planned == expected
 
