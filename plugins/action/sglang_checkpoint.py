@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import os
+import pathlib
 import typing as t
 
 from ansible.errors import AnsibleActionFail
@@ -28,21 +28,20 @@ class ActionModule(ActionBase):
         script = args.pop("script_src", None)
         if args.get("state", "present") == "absent" or args.get("source", "local") == "local" or not args.get("path"):
             return t.cast("dict[str, t.Any]", self._execute_module(module_name=MODULE, module_args=args, task_vars=task_vars))
-        path = str(args["path"]).rstrip("/")
+        path = pathlib.Path(str(args["path"]))
         return run_long(
             self,
             MODULE,
             args,
             task_vars,
             _checkpoint.describe,
-            base=os.path.join(os.path.dirname(path), f".{os.path.basename(path)}"),
+            base=str(path.with_name(f".{path.name}")),
             timeout_s=int(args.get("timeout_s", 86400)),
             only_long=lambda: {"script_content": self._read(str(script))} if script else {},
         )
 
     def _read(self, name: str) -> str:
         try:
-            with open(self._find_needle("files", name), encoding="utf-8", newline="") as stream:
-                return stream.read()
+            return pathlib.Path(self._find_needle("files", name)).read_bytes().decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise AnsibleActionFail(f"script_src: expected a script on the controller, found: {error}") from error

@@ -203,6 +203,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pathlib
 import pwd
 import re
 import shutil
@@ -251,19 +252,25 @@ class Look(t.NamedTuple):
     remembered: bool
 
 
-def list_files(path: str) -> dict[str, os.stat_result]:
+def walk(path: pathlib.Path) -> t.Iterator[pathlib.Path]:
+    """A directory and everything below it; links are named, not followed."""
+    yield path
+    for directory, subdirectories, names in os.walk(path):
+        for name in (*subdirectories, *names):
+            yield pathlib.Path(directory, name)
+
+
+def list_files(path: pathlib.Path) -> dict[str, os.stat_result]:
     """Every file below a directory by relative path; links to files count as files, hidden directories are left out."""
     found: dict[str, os.stat_result] = {}
     for directory, subdirectories, names in os.walk(path):
         subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
         for name in names:
-            file = os.path.join(directory, name)
-            try:
-                status = os.stat(file)
-            except OSError:
-                continue  # a link that leads nowhere is a missing file
-            if stat.S_ISREG(status.st_mode):
-                found[os.path.relpath(file, path)] = status
+            file = pathlib.Path(directory, name)
+            with contextlib.suppress(OSError):  # a link that leads nowhere is a missing file
+                status = file.stat()
+                if stat.S_ISREG(status.st_mode):
+                    found[str(file.relative_to(path))] = status
     return found
 
 
@@ -274,7 +281,7 @@ def account_of(name: str | None) -> pwd.struct_passwd | None:
         return None
 
 
-def denied(account: pwd.struct_passwd | None, path: str, names: list[str]) -> tuple[str | None, set[str]]:
+def denied(account: pwd.struct_passwd | None, path: pathlib.Path, names: list[str]) -> tuple[str | None, set[str]]:
     """(the directory on the way to path that the user cannot enter, the files that it cannot read).
 
     The kernel is asked as that user, so that ACLs and the rights of network file systems count.
@@ -307,14 +314,12 @@ def denied(account: pwd.struct_passwd | None, path: str, names: list[str]) -> tu
     return blocked, set(unreadable)
 
 
-def _denied(path: str, names: list[str]) -> tuple[str | None, set[str]]:
-    parts = os.path.realpath(path).split("/")
-    for count in range(2, len(parts) + 1):
-        directory = "/".join(parts[:count])
-        wanted = os.X_OK if count < len(parts) else os.X_OK | os.R_OK
-        if not os.access(directory, wanted):
-            return directory, set()
-    return None, {name for name in names if not os.access(os.path.join(path, name), os.R_OK)}
+def _denied(path: pathlib.Path, names: list[str]) -> tuple[str | None, set[str]]:
+    real = path.resolve()
+    for directory in (*reversed(real.parents), real):
+        if not os.access(directory, os.X_OK | os.R_OK if directory == real else os.X_OK):
+            return str(directory), set()
+    return None, {name for name in names if not os.access(path / name, os.R_OK)}
 
 
 class Checkpoint:
@@ -323,43 +328,41 @@ class Checkpoint:
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.params = module.params
-        self.path = module.params["path"].rstrip("/")
+        self.path = pathlib.Path(module.params["path"])
         self.source = module.params["source"]
         self.account = account_of(module.params["user"])
-        parent, name = os.path.split(self.path)
-        self.partial = f"{self.path}.partial"
-        self.output = os.path.join(self.partial, "checkpoint")
-        self.base = os.path.join(parent, f".{name}")
-        self.job = _long_job.Job(self.base, module.params["lease_s"])
+        self.partial = self.path.with_name(f"{self.path.name}.partial")
+        self.output = self.partial / "checkpoint"
+        self.base = self.path.with_name(f".{self.path.name}")
+        self.job = _long_job.Job(str(self.base), module.params["lease_s"])
         self.abandoned = ""
-        self.record_path = ""
+        self.record: pathlib.Path | None = None
         if module.params["record_dir"]:
-            self.record_path = os.path.join(module.params["record_dir"], hashlib.sha256(self.path.encode()).hexdigest()[:32] + ".json")
+            self.record = pathlib.Path(module.params["record_dir"], hashlib.sha256(bytes(self.path)).hexdigest()[:32] + ".json")
 
     # What is there
 
-    def look(self, path: str, use_record: bool = True) -> Look:
-        if not os.path.isdir(path):
+    def look(self, path: pathlib.Path, use_record: bool = True) -> Look:
+        if not path.is_dir():
             found = "a file" if os.path.lexists(path) else "no such directory"
             todo = "Put the checkpoint there, or set model.path to where it is, or let it be downloaded (model.revision)."
-            return Look(
-                False, {}, core.Report([core.Problem("path_missing", path, "a directory with the checkpoint", found, todo)], [], {}), False
-            )
+            problem = core.Problem("path_missing", str(path), "a directory with the checkpoint", found, todo)
+            return Look(False, {}, core.Report([problem], [], {}), False)
         files = list_files(path)
         blocked, unreadable = denied(self.account, path, list(files))
         listing = {name: core.Entry(status.st_size, status.st_mtime_ns, name not in unreadable) for name, status in files.items()}
         if blocked:
             who = self.params["user"] or "this user"
             todo = f"Let {who} enter it (chmod, chown or an ACL), or keep the checkpoint elsewhere."
-            problem = core.Problem("unreadable", blocked, f"a directory that {who} can enter", "no permission", todo)
+            problem = core.Problem("path_closed", blocked, f"a directory that {who} can enter", "no permission", todo)
             return Look(True, listing, core.Report([problem], [], {}), False)
-        if use_record and self.record_path:
-            report = core.recall(_long_job.read_json(self.record_path), path, listing)
+        if use_record and self.record:
+            report = core.recall(_long_job.read_json(str(self.record)), str(path), listing)
             if report is not None:
                 return Look(True, listing, report, True)
 
         def read(name: str, offset: int, length: int) -> bytes:
-            with open(os.path.join(path, name), "rb") as stream:
+            with (path / name).open("rb") as stream:
                 stream.seek(offset)
                 return stream.read(length)
 
@@ -367,16 +370,15 @@ class Checkpoint:
 
     def remember(self, look: Look) -> None:
         """A cache of what was found; it is no change of the host, and does without when the directory cannot be written."""
-        if not self.record_path or look.report.problems or look.remembered or self.module.check_mode:
+        if not self.record or look.report.problems or look.remembered or self.module.check_mode:
             return
-        temporary = f"{self.record_path}.new"
+        temporary = self.record.with_suffix(".new")
         try:
-            os.makedirs(os.path.dirname(self.record_path), mode=0o755, exist_ok=True)
-            with open(temporary, "w", encoding="utf-8") as stream:
-                json.dump(core.make_record(self.path, look.listing, look.report), stream)
-            os.replace(temporary, self.record_path)
+            self.record.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(core.make_record(str(self.path), look.listing, look.report)), encoding="utf-8")
+            temporary.replace(self.record)
         except OSError as error:
-            self.module.warn(f"could not remember in {self.record_path} that {self.path} is complete: {error.strerror}")
+            self.module.warn(f"could not remember in {self.record} that {self.path} is complete: {error.strerror}")
 
     # Steps
 
@@ -394,56 +396,50 @@ class Checkpoint:
         self.prepare(account)
         self.run_script(account)
         self.job.report("checking the checkpoint")
-        if not os.path.isdir(self.output):
+        if not self.output.is_dir():
             raise StageError(f"the script ended without an error and wrote no {self.output}")
         self.own(account)
         look = self.look(self.output, use_record=False)
         if look.report.problems:
-            raise StageError(core.summary(self.output, look.report), look.report)
+            raise StageError(core.summary(str(self.output), look.report), look.report)
         self.publish()
         return look
 
     def make_parents(self) -> None:
         """The directories above the checkpoint: root's, whatever the umask is, and open for the user."""
-        missing, place = [], os.path.dirname(self.path)
-        while not os.path.isdir(place):
-            missing.append(place)
-            place = os.path.dirname(place)
-        for directory in reversed(missing):
-            os.mkdir(directory)
-            os.chmod(directory, 0o755)  # noqa: S103
+        for directory in reversed(self.path.parents):
+            if not directory.is_dir():
+                directory.mkdir()
+                directory.chmod(0o755)
 
     def prepare(self, account: pwd.struct_passwd) -> None:
         """An empty or half-filled working directory that the script's user can write to."""
         if self.source != "hub":
             remove(self.partial)  # only a download can go on where it stopped
-        elif os.path.isdir(self.path) and not os.path.isdir(self.output):
+        elif self.path.is_dir() and not self.output.is_dir():
             # Something is missing in a finished download: it is completed as a partial one.
             remove(self.partial)
-            os.mkdir(self.partial, 0o700)
-            os.rename(self.path, self.output)
-        if not os.path.isdir(self.partial):
-            os.mkdir(self.partial, 0o700)
-        os.chmod(self.partial, 0o700)
-        for directory, subdirectories, names in os.walk(self.partial):
-            for name in (".", *subdirectories, *names):
-                hand_over(os.path.join(directory, name), account.pw_uid, account.pw_gid)
+            self.partial.mkdir(0o700)
+            self.path.rename(self.output)
+        self.partial.mkdir(0o700, exist_ok=True)
+        self.partial.chmod(0o700)
+        for file in walk(self.partial):
+            hand_over(file, account.pw_uid, account.pw_gid)
 
     def run_script(self, account: pwd.struct_passwd) -> None:
-        script, log = f"{self.base}.script.py", f"{self.base}.log"
-        with open(os.open(script, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "w", encoding="utf-8") as stream:
-            stream.write(self.params["script_content"])
-        os.chmod(script, 0o644)
+        script, log = (self.base.with_name(self.base.name + suffix) for suffix in (".script.py", ".log"))
+        script.write_text(self.params["script_content"], encoding="utf-8")
+        script.chmod(0o644)
         # The shell opens the log before it becomes the user, who may not write where the log lies.
-        command = ["/bin/sh", "-c", 'exec "$@" >"$0" 2>&1', log]
+        command = ["/bin/sh", "-c", 'exec "$@" >"$0" 2>&1', str(log)]
         setpriv = self.module.get_bin_path("setpriv", required=True)
         command += [setpriv, "--pdeathsig=KILL"]
         if os.geteuid() == 0:
             command += [f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups", "--no-new-privs", "--inh-caps=-all"]
-        command += ["--", self.params["python"], "-I", "-u", script, "--output", self.output, *self.params["arguments"]]
+        command += ["--", self.params["python"], "-I", "-u", str(script), "--output", str(self.output), *self.params["arguments"]]
         environment = {
-            "HOME": self.partial,
-            "TMPDIR": self.partial,
+            "HOME": str(self.partial),
+            "TMPDIR": str(self.partial),
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             **{str(name): str(value) for name, value in {**self.params["environment"], **self.params["secret_environment"]}.items()},
         }
@@ -457,7 +453,7 @@ class Checkpoint:
             rc, _out, _err = self.module.run_command(
                 command, environ_update=environment, before_communicate_callback=watch, pass_fds=[self.job.lock_fd], cwd="/", umask=0o022
             )
-            text = tail(log, 4000)
+            text = read_part(log, -4000, 4000)
         finally:
             done.set()
             for file in (script, log):
@@ -472,12 +468,12 @@ class Checkpoint:
             kept = " Run the playbook again when that is solved; what was downloaded is kept." if what == "download" else ""
             text = f"{self.path}: the {what} failed (exit code {rc}).{kept}\n" + "\n".join(said or lines[-15:])
             # What is missing is told even when the way to it is closed.
-            rest = self.look(self.output, use_record=False) if os.path.isdir(self.output) else None
+            rest = self.look(self.output, use_record=False) if self.output.is_dir() else None
             if rest is not None and rest.report.problems:
-                raise StageError(f"{text}\n{core.summary(self.output, rest.report)}", rest.report)
+                raise StageError(f"{text}\n{core.summary(str(self.output), rest.report)}", rest.report)
             raise StageError(text.partition(": ")[2])
 
-    def watch(self, process: t.Any, log: str, done: threading.Event) -> None:
+    def watch(self, process: t.Any, log: pathlib.Path, done: threading.Event) -> None:
         samples: list[tuple[float, int]] = []
         while not done.wait(2):
             try:
@@ -486,11 +482,11 @@ class Checkpoint:
                 self.abandoned = str(error)
                 process.kill()
                 return
-            text = tail(log, 2000)
-            plan = re.search(r"^plan: (\d+) bytes", head(log, 2000), re.MULTILINE)
+            text = read_part(log, -2000, 2000)
+            plan = re.search(r"^plan: (\d+) bytes", read_part(log, 0, 2000), re.MULTILINE)
             now, count = time.monotonic(), tree_bytes(self.partial)
             samples = [*samples[-15:], (now, count)]
-            fields: dict[str, t.Any] = {"bytes_done": count}
+            fields: dict[str, t.Any] = {"bytes_done": count} if self.source == "hub" else {}
             if plan:
                 fields["bytes_total"] = int(plan[1])
                 if now > samples[0][0]:
@@ -505,73 +501,57 @@ class Checkpoint:
     def own(self, account: pwd.struct_passwd) -> None:
         """What was made becomes root's, so that the service can read and not write it."""
         hand_over(self.partial, 0, account.pw_gid)
-        remove(os.path.join(self.output, ".cache"))  # bookkeeping of the download client
-        for directory, subdirectories, names in os.walk(self.output):
-            for name in (".", *subdirectories, *names):
-                file = os.path.join(directory, name)
-                mode = os.lstat(file).st_mode
-                if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                    raise StageError(
-                        f"expected only files and directories, found something else (a link?) at {file}. Remove {self.partial}."
-                    )
-                hand_over(file, 0, account.pw_gid)
-                os.chmod(file, 0o755 if stat.S_ISDIR(mode) else 0o644)
+        remove(self.output / ".cache")  # bookkeeping of the download client
+        for file in walk(self.output):
+            mode = file.lstat().st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                raise StageError(f"expected only files and directories, found something else (a link?) at {file}. Remove {self.partial}.")
+            hand_over(file, 0, account.pw_gid)
+            file.chmod(0o755 if stat.S_ISDIR(mode) else 0o644)
         # Nothing in it can change any more; the user must be able to enter it when it is asked what it can read.
-        os.chmod(self.partial, 0o755)  # noqa: S103
+        self.partial.chmod(0o755)
 
     def publish(self) -> None:
         """The finished checkpoint gets its name in one step; one that was there and not complete goes."""
-        old = f"{self.partial}/replaced"
         if os.path.lexists(self.path):
-            os.rename(self.path, old)
-        os.rename(self.output, self.path)
+            self.path.rename(self.partial / "replaced")
+        self.output.rename(self.path)
         remove(self.partial)
 
 
-def hand_over(path: str, uid: int, gid: int) -> None:
+def hand_over(path: pathlib.Path, uid: int, gid: int) -> None:
     if os.geteuid() == 0:
         os.lchown(path, uid, gid)
 
 
-def remove(path: str) -> None:
-    if os.path.islink(path) or os.path.isfile(path):
-        os.unlink(path)
-    elif os.path.isdir(path):
+def remove(path: pathlib.Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.is_dir():
         shutil.rmtree(path)
 
 
-def head(path: str, count: int) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read(count)
-    except OSError:
-        return ""
+def read_part(path: pathlib.Path, offset: int, length: int) -> str:
+    """Text from a place in a file (from its end when negative), as far as there is any."""
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size + offset) if offset < 0 else offset)
+        return stream.read(length).decode("utf-8", errors="replace")
+    return ""
 
 
-def tail(path: str, count: int) -> str:
-    try:
-        with open(path, "rb") as stream:
-            stream.seek(max(0, os.stat(path).st_size - count))
-            return stream.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def tree_bytes(path: str) -> int:
+def tree_bytes(path: pathlib.Path) -> int:
     total = 0
-    for directory, _subdirectories, names in os.walk(path):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(directory, name)).st_size
-            except OSError:
-                continue
+    for file in walk(path):
+        with contextlib.suppress(OSError):
+            status = file.lstat()
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total
 
 
-def words(look: Look, path: str) -> str:
+def words(look: Look, path: pathlib.Path) -> str:
     if not look.exists:
         return f"{path}: absent\n"
-    return core.summary(path, look.report) + "\n"
+    return core.summary(str(path), look.report) + "\n"
 
 
 def absent(module: AnsibleModule, checkpoint: Checkpoint) -> None:
@@ -581,13 +561,13 @@ def absent(module: AnsibleModule, checkpoint: Checkpoint) -> None:
         try:
             for path in there:
                 remove(path)
-            if checkpoint.record_path:
-                remove(checkpoint.record_path)
+            if checkpoint.record:
+                remove(checkpoint.record)
         finally:
             checkpoint.job.release()
-        remove(f"{checkpoint.base}.lock")
+        remove(checkpoint.base.with_name(checkpoint.base.name + ".lock"))
         with contextlib.suppress(OSError):  # other revisions are there
-            os.rmdir(os.path.dirname(checkpoint.path))
+            checkpoint.path.parent.rmdir()
     diff = {"before": "".join(f"{path}\n" for path in there), "after": ""}
     module.exit_json(changed=bool(there), action="remove" if there else "none", reason="it is not wanted" if there else "", diff=diff)
 
@@ -595,9 +575,12 @@ def absent(module: AnsibleModule, checkpoint: Checkpoint) -> None:
 def present(module: AnsibleModule, checkpoint: Checkpoint, before: Look, result: dict[str, t.Any]) -> Look:
     """Make the checkpoint unless it is complete; result gets what was done and why."""
     source = checkpoint.source
-    if source == "local" or not before.report.problems:
+    closed = any(problem.code == "path_closed" for problem in before.report.problems)
+    if source == "local" or closed or not before.report.problems:
         return before
-    result.update(action=ACTIONS[source], reason=core.summary(checkpoint.path, before.report) if before.exists else "it is not there yet")
+    result.update(
+        action=ACTIONS[source], reason=core.summary(str(checkpoint.path), before.report) if before.exists else "it is not there yet"
+    )
     if module.check_mode:
         return before
     if not module.params["script_content"]:
@@ -641,7 +624,7 @@ def main() -> None:
         remembered=look.remembered,
     )
     if look.report.problems and not changed:
-        module.fail_json(msg=core.summary(path, look.report), **result)
+        module.fail_json(msg=core.summary(str(path), look.report), **result)
     if not look.report.problems:
         checkpoint.remember(look)
     result["checkpoint"] = None if look.report.problems else look.report.facts
