@@ -371,6 +371,9 @@ class Environment:
             job.release()
 
     def install(self, lock: Path) -> None:
+        if self.params["cache_dir"] and self.params["link_mode"] != "symlink":
+            # Only the installer reads the cache; uv's own lock file in it is writable for everyone.
+            Path(self.params["cache_dir"]).mkdir(mode=0o700, parents=True, exist_ok=True)
         options = ["--require-hashes", "--only-binary=:all:", f"--python={self.python}"]
         if self.params["compile_bytecode"]:
             options.append("--compile-bytecode")
