@@ -299,6 +299,9 @@ class Environment:
             self.check_space()
         else:
             (self.path / core.MARKER).unlink()
+        if self.params["cache_dir"] and self.params["link_mode"] != "symlink":
+            # Only the installer reads the cache; uv's own lock file in it is writable for everyone.
+            Path(self.params["cache_dir"]).mkdir(mode=0o700, parents=True, exist_ok=True)
         self.timed("uv", self.bootstrap_uv)
         uv = self.params["uv"]
         uv_version = self.run([uv, "--version"], "asking uv for its version").split()[1]
