@@ -177,6 +177,7 @@ def _unit_environment(instance: t.Mapping[str, t.Any], extra: t.Mapping[str, t.A
         "TRANSFORMERS_OFFLINE": "1",
         "XDG_CACHE_HOME": instance["cache_dir"],
         "SGLANG_CACHE_DIR": f"{instance['cache_dir']}/sglang",
+        "SGLANG_JIT_CACHE_DIR": f"{instance['cache_dir']}/sglang/jit",  # does not follow SGLANG_CACHE_DIR
         "NO_PROXY": "127.0.0.1,localhost,::1",
         "no_proxy": "127.0.0.1,localhost,::1",
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
