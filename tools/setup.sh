@@ -3,6 +3,8 @@
 set -eu
 cd "$(dirname "$0")/.."
 stamp=.venv/requirements.sha256
+# The environment that is about to be replaced must not be what makes it.
+PATH=$(printf %s "$PATH" | tr : '\n' | grep -vxF "$PWD/.venv/bin" | paste -sd :)
 
 find_python() {
   for candidate in python3 python3.13 python3.12 python3.11; do

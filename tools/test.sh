@@ -17,6 +17,9 @@ stage() {
 stage "unit tests" pytest -q tests/unit
 stage "sanity of the artifact" tools/sanity.sh
 stage "molecule" molecule test --all
+python3 tools/testhost.py create double --hostname double
+FIRSTLIGHT_SSH_CONFIG="$PWD/.cache/hosts/double/ssh_config" FIRSTLIGHT_HOST=double stage "services on a host" pytest -q tests/host
+python3 tools/testhost.py destroy double
 FIRSTLIGHT_KEEP=1 stage "end to end" pytest -q tests/e2e
 stage "the other ansible-core" tools/other_core.sh
 if [ "$mode" = full ]; then

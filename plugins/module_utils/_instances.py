@@ -198,6 +198,13 @@ def _argv(instance: t.Mapping[str, t.Any], flags: t.Sequence[str]) -> list[str]:
     return [*words, "--nccl-port", str(instance["nccl_port"]), *flags]
 
 
+def _is_question(question: t.Mapping[str, t.Any]) -> bool:
+    texts = {key: value for key, value in question.items() if key != "max_tokens"}
+    limit = question.get("max_tokens", 1)
+    right_limit = isinstance(limit, int) and not isinstance(limit, bool) and limit > 0
+    return set(texts) == {"prompt", "expect"} and all(isinstance(text, str) for text in texts.values()) and right_limit
+
+
 def _check_lists(raw: t.Mapping[str, t.Any], variant: str) -> list[str]:
     """Problems inside lists and free dictionaries: GPUs, environment, questions."""
     problems = []
@@ -210,9 +217,8 @@ def _check_lists(raw: t.Mapping[str, t.Any], variant: str) -> list[str]:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
             problems.append(f"environment.{name}: not a name of an environment variable")
     for number, question in enumerate(_given(_given(raw, "verify", {}), "questions", [])):
-        texts = isinstance(question, dict) and set(question) == {"prompt", "expect"} and all(isinstance(v, str) for v in question.values())
-        if not texts:
-            problems.append(f"verify.questions[{number}]: expected {{prompt: text, expect: text}}, found {question!r}")
+        if not isinstance(question, dict) or not _is_question(question):
+            problems.append(f"verify.questions[{number}]: expected {{prompt: text, expect: text}} (and max_tokens), found {question!r}")
     return problems
 
 

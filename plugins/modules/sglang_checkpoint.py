@@ -1,11 +1,11 @@
 #!/usr/bin/python
-# Copyright: Firstlight contributors
+# Copyright: Firstlight contributors (@firstlight)
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: sglang_checkpoint
-author: Firstlight contributors
+author: Firstlight contributors (@firstlight)
 version_added: 0.1.0
 short_description: A complete checkpoint of a model on the host
 description:

@@ -17,8 +17,9 @@ description:
   - The key is read on the target from the file in C(api_key_path) and is never shown. No proxy of the environment is used.
 attributes:
   check_mode:
-    description: Sends no request in check mode, and says what it would ask.
+    description: Runs in check mode.
     support: partial
+    details: Sends no request in check mode, and says what it would ask.
   diff_mode:
     description: Never changes anything, so there is nothing to show.
     support: none
@@ -168,7 +169,7 @@ def main() -> t.NoReturn:
                 "options": {
                     "prompt": {"type": "str", "required": True},
                     "expect": {"type": "str", "required": True},
-                    "max_tokens": {"type": "int"},
+                    "max_tokens": {"type": "int", "no_log": False},
                 },
             },
             "request_timeout_s": {"type": "float", "default": 120},

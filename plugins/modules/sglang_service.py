@@ -1,5 +1,5 @@
 #!/usr/bin/python
-# Copyright: Firstlight contributors
+# Copyright: Firstlight contributors (@firstlight)
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 
 """Makes systemd run what the unit files of all instances of a host say."""
@@ -62,7 +62,7 @@ options:
     type: path
     default: /etc/systemd/system
 author:
-  - Firstlight contributors
+  - Firstlight contributors (@firstlight)
 attributes:
   check_mode:
     support: full

@@ -161,3 +161,9 @@ def test_nothing_is_ignored_or_slept_through():
         if re.search(r"ignore_errors|ansible\.builtin\.pause", path.read_text())
     ]
     assert offenders == []
+
+
+def test_the_hub_client_of_the_tests_is_the_one_of_the_locks():
+    pin = re.compile(r"^huggingface-hub==([\d.]+)", re.MULTILINE)
+    versions = {pin.search(path.read_text()).group(1) for path in (ROOT / "roles/sglang_venv/files/locks").glob("0.*-*.txt")}
+    assert versions == {pin.search((ROOT / "requirements.txt").read_text()).group(1)}
