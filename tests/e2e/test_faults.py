@@ -11,7 +11,7 @@ import time
 
 import pytest
 import yaml
-from conftest import ROOT, Site, testhost
+from driver import ROOT, Site, run_testhost
 
 DEMO = yaml.safe_load((ROOT / "group_vars/demo/sglang_instance.yml").read_text())["sglang_instance_demo"]
 
@@ -173,13 +173,13 @@ def bare(tmp_path_factory):
     made = []
 
     def make(*options):
-        testhost("create", "bare", "--hostname", "ct129", *options)
+        run_testhost("create", "bare", "--hostname", "ct129", *options)
         made.append(options)
         return Site(tmp_path_factory.mktemp("bare"), "bare")
 
     yield make
     if made:
-        testhost("destroy", "bare")
+        run_testhost("destroy", "bare")
 
 
 def test_a_target_without_systemd_is_refused_before_anything_is_touched(bare):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from conftest import ROOT
+from driver import ROOT
 
 PARSE = """
 import argparse, json, sys
