@@ -58,6 +58,7 @@ class Site:
         self.ssh_config = ROOT / f".cache/hosts/{purpose}/ssh_config"
         self.reports = directory / "reports"
         (directory / "group_vars").symlink_to(ROOT / "group_vars")
+        (directory / "runner").mkdir()
 
     def inventory(self, groups: t.Sequence[str] = ("demo",), **variables: t.Any) -> pathlib.Path:
         """Write an inventory: ct129 in the model groups given, with host variables."""

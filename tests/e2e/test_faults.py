@@ -10,6 +10,7 @@ import subprocess
 import time
 
 import pytest
+import testinfra
 import yaml
 from driver import ROOT, Site, run_testhost
 
@@ -191,6 +192,30 @@ def test_a_target_without_systemd_is_refused_before_anything_is_touched(bare):
 
 def test_a_target_without_python_gets_one(bare):
     site = bare("--no-python")
-    play = site.play(sglang_instance_demo=demo(args={"tp_sise": 1}))
+    root = testinfra.get_host("ssh://ct129", ssh_config=str(site.ssh_config), sudo=True)
+    mistake = demo(args={"tp_sise": 1})
+    checked = site.play(sglang_instance_demo=mistake, cmdline="--check")
+    assert "A run without --check installs it" in checked.output
+    root.check_output("mv /usr/bin/apt-get /usr/bin/apt-get.away")
+    without = site.play(sglang_instance_demo=mistake)
+    assert "expected python3, or apt-get or dnf to install it with; found neither" in without.output
+    root.check_output("mv /usr/bin/apt-get.away /usr/bin/apt-get")
+    play = site.play(sglang_instance_demo=mistake)
     assert play.status == "failed"
     assert "args.tp_sise" in play.message, "the play ended before Python was there"
+
+
+def test_a_hub_token_is_not_shown_when_the_download_fails(deployed):
+    """Case D05: a forced failure at -vvv."""
+    token = "hf_planted0123456789abcdef"
+    play = deployed.play(
+        cmdline="-vvv --diff",
+        hub_token=token,
+        sglang_model_hub_token_variable="hub_token",
+        sglang_model_hub_endpoint="http://127.0.0.1:9",
+        sglang_instance_demo=demo(model={"name": "acme/none", "revision": "0" * 40}),
+    )
+    assert play.status == "failed"
+    assert "acme/none" in play.message
+    assert token not in play.output
+    assert token not in json.dumps(play.events)

@@ -20,6 +20,7 @@ def test_second_run_changes_nothing(deployed):
     play = deployed.play()
     assert play.status == "successful", play.output
     assert play.changed == []
+    assert "DEPRECATION" not in play.output, "case D02: what goes away in the next ansible-core"
 
 
 def test_check_mode_on_a_finished_host_changes_nothing(deployed):

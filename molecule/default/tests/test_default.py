@@ -74,3 +74,8 @@ def test_it_answers(host):
         "curl -s http://127.0.0.1:30000/v1/chat/completions -H 'Content-Type: application/json' -d %s", json.dumps(question)
     )
     assert json.loads(answer)["choices"][0]["message"]["content"].strip() == "Paris"
+
+
+def test_the_system_trusts_the_operators_certificates(host):
+    certificate = host.file("/usr/local/share/ca-certificates/extra-ca.crt").content_string
+    assert certificate.strip() in host.file("/etc/ssl/certs/ca-certificates.crt").content_string
