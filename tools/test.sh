@@ -20,8 +20,8 @@ stage "molecule" molecule test --all
 python3 tools/testhost.py create double --hostname double
 FIRSTLIGHT_SSH_CONFIG="$PWD/.cache/hosts/double/ssh_config" FIRSTLIGHT_HOST=double stage "services on a host" pytest -q tests/host
 python3 tools/testhost.py destroy double
-FIRSTLIGHT_KEEP=1 stage "end to end" pytest -q tests/e2e
+FIRSTLIGHT_KEEP=1 stage "end to end" pytest -q -m "not slow" tests/e2e
 stage "the other ansible-core" tools/other_core.sh
 if [ "$mode" = full ]; then
-  stage "slow tests" pytest -q tests/e2e_slow
+  FIRSTLIGHT_KEEP=1 stage "slow tests" pytest -q -m slow tests/e2e
 fi

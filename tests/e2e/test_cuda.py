@@ -1,0 +1,56 @@
+"""The cuda variant installs on a host without a GPU, and what can be proved without one holds. Slow: 11 GB."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from driver import ROOT
+
+pytestmark = pytest.mark.slow
+
+KERNEL = """
+#include <cstdio>
+__global__ void twice(int *x) { *x *= 2; }
+int main() { int n = 0; std::printf("%d\\n", cudaGetDeviceCount(&n)); return 0; }
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(site, host, tmp_path_factory):
+    """The environment of the reference deployment, CT129."""
+    playbook = tmp_path_factory.mktemp("cuda") / "venv.yml"
+    roles = [{"role": "firstlight.sglang.sglang_venv"}]
+    playbook.write_text(yaml.safe_dump([{"hosts": "sglang", "gather_facts": False, "become": True, "roles": roles}]))
+    first = site.play(str(playbook), groups=["qwen3_6_27b"])
+    assert first.status == "successful", first.output
+    second = site.play(str(playbook), groups=["qwen3_6_27b"])
+    assert second.changed == []
+    return host.check_output("ls -d /opt/sglang/releases/0.5.23-cuda-*")
+
+
+def test_the_engine_parses_its_command_line(environment, host):
+    assert "--tp-size" in host.check_output("%s/bin/sglang serve --help 2>/dev/null", environment)
+
+
+def test_the_flag_table_is_the_same_as_without_cuda(environment, host):
+    printed = host.check_output("%s/bin/python -c %s 2>/dev/null", environment, (ROOT / "tools/flag_table.py").read_text())
+    assert json.loads(printed) == json.loads((ROOT / "plugins/plugin_utils/data/flags/0.5.23.json").read_text())
+
+
+def test_nvcc_is_of_the_cuda_that_torch_was_built_with(environment, host):
+    torch = host.check_output("%s/bin/python -c 'import torch; print(torch.version.cuda)'", environment)
+    assert f"release {torch.split('.')[0]}." in host.check_output("%s/cuda/bin/nvcc --version", environment)
+
+
+def test_a_kernel_for_an_a6000_compiles_and_links(environment, host):
+    host.check_output("printf %%s %s > /tmp/kernel.cu", KERNEL)
+    host.check_output(
+        "env CUDA_HOME=%s/cuda %s/cuda/bin/nvcc -std=c++20 -gencode=arch=compute_86,code=sm_86 -L%s/cuda/lib64 -lcudart -o /tmp/kernel /tmp/kernel.cu",
+        environment,
+        environment,
+        environment,
+    )
+    ran = host.run("env LD_LIBRARY_PATH=%s/cuda/lib64 /tmp/kernel", environment)
+    assert ran.stdout.strip() not in ("", "0"), "without a driver the runtime must say so"
