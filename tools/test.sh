@@ -6,6 +6,13 @@ cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH" MOLECULE_GLOB='molecule/*/molecule.yml'
 mode=${1:-}
 
+clean_up() {
+  for purpose in molecule double e2e bare controller; do
+    python3 tools/testhost.py destroy "$purpose" >/dev/null || true
+  done
+}
+trap clean_up EXIT
+
 stage() {
   local name=$1 started=$SECONDS
   shift
@@ -19,7 +26,6 @@ stage "sanity of the artifact" tools/sanity.sh
 stage "molecule" molecule test --all
 python3 tools/testhost.py create double --hostname double
 FIRSTLIGHT_SSH_CONFIG="$PWD/.cache/hosts/double/ssh_config" FIRSTLIGHT_HOST=double stage "services on a host" pytest -q tests/host
-python3 tools/testhost.py destroy double
 FIRSTLIGHT_KEEP=1 stage "end to end" pytest -q -m "not slow" tests/e2e
 stage "the other ansible-core" tools/other_core.sh
 if [ "$mode" = full ]; then

@@ -46,11 +46,7 @@ def test_nvcc_is_of_the_cuda_that_torch_was_built_with(environment, host):
 
 def test_a_kernel_for_an_a6000_compiles_and_links(environment, host):
     host.check_output("printf %%s %s > /tmp/kernel.cu", KERNEL)
-    host.check_output(
-        "env CUDA_HOME=%s/cuda %s/cuda/bin/nvcc -std=c++20 -gencode=arch=compute_86,code=sm_86 -L%s/cuda/lib64 -lcudart -o /tmp/kernel /tmp/kernel.cu",
-        environment,
-        environment,
-        environment,
-    )
+    nvcc = f"{environment}/cuda/bin/nvcc -std=c++20 -gencode=arch=compute_86,code=sm_86 -L{environment}/cuda/lib64 -lcudart"
+    host.check_output(f"env CUDA_HOME={environment}/cuda {nvcc} -o /tmp/kernel /tmp/kernel.cu")
     ran = host.run("env LD_LIBRARY_PATH=%s/cuda/lib64 /tmp/kernel", environment)
     assert ran.stdout.strip() not in ("", "0"), "without a driver the runtime must say so"
