@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 import subprocess
 import sys
+import tempfile
 import typing as t
 
 import ansible_runner
@@ -37,7 +38,9 @@ class Play:
 
     @property
     def message(self) -> str:
-        return "\n".join(str(result.get("msg")) for result in self.failures)
+        """What failed tasks say, the items of loops included."""
+        results = [item for result in self.failures for item in (result, *result.get("results", []))]
+        return "\n".join(str(result.get("msg")) for result in results)
 
     def tasks(self) -> list[str]:
         return [event["event_data"]["task"] for event in self._of("runner_on_ok")]
@@ -58,7 +61,6 @@ class Site:
         self.ssh_config = ROOT / f".cache/hosts/{purpose}/ssh_config"
         self.reports = directory / "reports"
         (directory / "group_vars").symlink_to(ROOT / "group_vars")
-        (directory / "runner").mkdir()
 
     def inventory(self, groups: t.Sequence[str] = ("demo",), **variables: t.Any) -> pathlib.Path:
         """Write an inventory: ct129 in the model groups given, with host variables."""
@@ -76,8 +78,9 @@ class Site:
 
     def play(self, playbook: str = "site.yml", groups: t.Sequence[str] = ("demo",), cmdline: str = "", **variables: t.Any) -> Play:
         """Run a playbook to its end, as an ordinary user with sudo."""
+        private = tempfile.mkdtemp(dir=self.directory)  # a new one each time: the runner remembers the command line of the last play in it
         result = ansible_runner.run(
-            private_data_dir=str(self.directory / "runner"),
+            private_data_dir=private,
             project_dir=str(ROOT),
             playbook=str(ROOT / "playbooks" / playbook),
             inventory=str(self.inventory(groups, **variables)),

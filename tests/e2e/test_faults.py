@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -131,7 +132,9 @@ def test_a_play_killed_between_the_unit_and_the_restart_is_finished_by_the_next(
 
 
 def test_a_planted_key_is_found_nowhere_but_in_its_file(deployed, host):
-    key = "firstlight-planted-0123456789abcdef"
+    key = f"firstlight-planted-{secrets.token_hex(12)}"
+    # What looks for the key must not write it: sudo logs command lines.
+    pattern = f"{key[:-1]}[{key[-1]}]"
     play = deployed.play(
         cmdline="-vvv --diff",
         vault_key=key,
@@ -142,10 +145,12 @@ def test_a_planted_key_is_found_nowhere_but_in_its_file(deployed, host):
     assert key not in json.dumps(play.events)
     for report in deployed.reports.rglob("*"):
         assert not report.is_file() or key not in report.read_text()
-    assert host.run("journalctl --no-pager -o export | grep -F %s", key).rc == 1
-    assert host.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -F %s", key[:20] + "[" + key[20] + "]").rc == 1
-    assert host.run("systemctl show sglang-demo | grep -F %s", key).rc == 1
-    files = host.run("grep -rlF %s /etc /opt/sglang/instances /var/lib/sglang /var/log /tmp /var/tmp /root 2>/dev/null", key).stdout.split()
+    assert host.run("journalctl --no-pager -o export | grep -a %s", pattern).rc == 1
+    assert host.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -a %s", pattern).rc == 1
+    assert host.run("systemctl show sglang-demo | grep %s", pattern).rc == 1
+    files = host.run(
+        "grep -rl %s /etc /opt/sglang/instances /var/lib/sglang /var/log /tmp /var/tmp /root 2>/dev/null", pattern
+    ).stdout.split()
     assert files == ["/etc/sglang/demo.api_key.yaml"]
     assert host.file(files[0]).mode == 0o600
     refused = host.run("curl -s -o /dev/null -w '%%{http_code}' http://127.0.0.1:30000/v1/models")
