@@ -223,12 +223,12 @@ def judge(first: Look, now: Look) -> Verdict:
     note = restart_note(first["unit"], now["unit"])
     phase = now["phase"]
     ended = _ending(now["unit"])
-    if awaits_restart(first) and not _invocation_changed(first, now) and phase != "ready":
+    if phase == "failed" and not awaits_restart(now):
+        verdict = Verdict("failed", f"the unit failed ({ended})")  # also when it was to be restarted, and systemd has given up
+    elif awaits_restart(first) and not _invocation_changed(first, now) and phase != "ready":
         verdict = Verdict("waiting")  # the number of restarts grows a moment before the new run begins
     elif awaits_restart(now):
         verdict = Verdict("failed", f"the engine ended ({ended}) and waits for its next restart")
-    elif phase == "failed":
-        verdict = Verdict("failed", f"the unit failed ({ended})")
     elif note and now["unit"]["restarts"] > first["unit"]["restarts"]:
         again = " and is up again" if phase == "ready" else ""
         verdict = Verdict("failed", f"the engine ended while it was waited for{again}: {note}")

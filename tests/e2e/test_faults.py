@@ -94,19 +94,42 @@ def test_a_wrong_expected_answer_fails_the_verification(deployed):
 
 
 def test_a_unit_that_is_killed_while_it_loads_ends_the_wait_in_seconds(deployed, host):
-    host.check_output("systemctl restart --no-block sglang-demo")
+    host.check_output("systemctl reset-failed sglang-demo; systemctl restart sglang-demo")
     deployed.inventory()
     with subprocess.Popen(deployed.command("verify.yml"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as play:
-        time.sleep(12)
+        for line in play.stdout:
+            if "demo: importing" in line:  # the first look at the loading engine
+                break
         host.check_output("systemctl kill --signal=KILL --kill-whom=all sglang-demo")
         killed = time.monotonic()
         output, _ = play.communicate(timeout=120)
         seconds = time.monotonic() - killed
     assert play.returncode != 0
     assert seconds < 30, output
-    assert "sglang-demo" in output
+    assert "killed by signal 9" in output
+    host.check_output("systemctl reset-failed sglang-demo; systemctl start sglang-demo")
     again = deployed.play("verify.yml")
     assert again.status == "successful", again.output
+
+
+def test_a_unit_that_systemd_has_given_up_ends_the_wait_in_seconds(deployed, host):
+    """The wait looks for the first time while a restart is due, and then the start limit trips."""
+    host.check_output("mkdir -p /run/systemd/system/sglang-demo.service.d")
+    host.check_output(
+        "printf '[Unit]\\nStartLimitBurst=1\\n' > /run/systemd/system/sglang-demo.service.d/limit.conf && systemctl daemon-reload"
+    )
+    try:
+        host.check_output("systemctl reset-failed sglang-demo; systemctl restart sglang-demo && sleep 1")
+        host.check_output("systemctl kill --signal=KILL --kill-whom=all sglang-demo")
+        started = time.monotonic()
+        play = deployed.play("verify.yml")
+        seconds = time.monotonic() - started
+    finally:
+        host.check_output("rm -r /run/systemd/system/sglang-demo.service.d && systemctl daemon-reload")
+        host.check_output("systemctl reset-failed sglang-demo; systemctl start sglang-demo")
+    assert play.status == "failed"
+    assert seconds < 60, play.output
+    assert "Start request repeated too quickly" in play.message
 
 
 def test_a_play_killed_between_the_unit_and_the_restart_is_finished_by_the_next(deployed, host):
@@ -145,6 +168,7 @@ def test_a_planted_key_is_found_nowhere_but_in_its_file(deployed, host):
     assert key not in json.dumps(play.events)
     for report in deployed.reports.rglob("*"):
         assert not report.is_file() or key not in report.read_text()
+    assert host.run("journalctl --no-pager -o export | grep -aq 'server_args='").rc == 0, "the line that holds the key was not looked at"
     assert host.run("journalctl --no-pager -o export | grep -a %s", pattern).rc == 1
     assert host.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -a %s", pattern).rc == 1
     assert host.run("systemctl show sglang-demo | grep %s", pattern).rc == 1

@@ -65,6 +65,8 @@ RESTARTED = {**RUNNING, "InvocationID": "b" * 32}
         # dead at the first look: systemd owes it one restart
         (look(AUTO_RESTART), look(AUTO_RESTART), "waiting", ""),
         (look(AUTO_RESTART), look({**AUTO_RESTART, "NRestarts": 1}), "waiting", ""),
+        # systemd has given up: the same invocation, and no restart will come
+        (look(AUTO_RESTART), look({**FAILED, "InvocationID": "a" * 32}), "failed", "exited with 2"),
         # but no second one
         (look(AUTO_RESTART), look({**AUTO_RESTART, "InvocationID": "b" * 32, "NRestarts": 1}), "failed", "waits for its next restart"),
         (look(AUTO_RESTART), look({**RESTARTED, "NRestarts": 2}), "failed", "systemd restarted it"),
