@@ -262,6 +262,7 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
     if problems:
         return None, problems
     key_variable = raw.get("api_key_variable")
+    key_path = f"{settings.config_dir}/{name}.api_key.yaml"
     verify: dict[str, t.Any] = {"questions": [], "thinking": None, "ready_timeout_s": 1800, "warmup_timeout_s": 300}
     verify.update({key: value for key, value in _given(raw, "verify", {}).items() if value is not None})
     instance: dict[str, t.Any] = {
@@ -276,7 +277,8 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
         "gpus": _given(raw, "gpus", []),
         **network,
         "api_key_variable": key_variable,
-        "api_key_path": f"{settings.config_dir}/{name}.api_key.yaml" if key_variable else None,
+        "api_key_path": key_path if key_variable else None,
+        "api_key_path_unused": None if key_variable else key_path,
         "user": settings.user,
         "state_dir": f"{settings.state_dir}/{name}",
         "cache_dir": f"{settings.cache_dir}/{environment['id']}",

@@ -130,6 +130,11 @@ restart_required:
   type: list
   elements: str
   returned: always
+unused_keys:
+  description: Key files of instances that have no key any more.
+  type: list
+  elements: str
+  returned: always
 unlisted:
   description: Units of this collection that no listed instance has. They are removed with O(prune=true).
   type: list
@@ -385,6 +390,7 @@ def main():
         "restart_required": [],
         "unlisted": sorted(unlisted),
         "missing": missing(instances, module.params["launcher"]),
+        "unused_keys": [path for path in (instance.get("api_key_path_unused") for instance in instances) if path and os.path.lexists(path)],
     }
     try:
         if module.params["state"] == "absent":
