@@ -22,7 +22,8 @@ options:
   instances:
     description:
       - Resolved instances as the lookup P(firstlight.sglang.instances#lookup) returns them.
-      - Read are C(name), C(unit), C(unit_path), C(host), C(port), C(nccl_port), C(current), C(api_key_path) and C(user).
+      - Read are C(name), C(unit), C(unit_path), C(host), C(port), C(nccl_port), C(current), C(api_key_path),
+        C(api_key_path_unused) and C(user).
       - Other keys are ignored.
     type: list
     elements: dict
