@@ -177,7 +177,7 @@ def test_a_planted_key_is_found_nowhere_but_in_its_file(deployed, host):
     ).stdout.split()
     assert files == ["/etc/sglang/demo.api_key.yaml"]
     assert host.file(files[0]).mode == 0o600
-    refused = host.run("curl -s -o /dev/null -w '%%{http_code}' http://127.0.0.1:30000/v1/models")
+    refused = host.run("curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:30000/v1/models")
     assert refused.stdout == "401"
     back = deployed.play()
     assert back.status == "successful", back.output
