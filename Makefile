@@ -19,7 +19,7 @@ help: ## list the targets
 setup: ## make .venv with the pinned tools
 	@tools/setup.sh
 
-demo: setup ## make a container on this machine and take it to a verified completion
+demo: ## make a container on this machine and take it to a verified completion
 	@tools/demo.sh
 
 demo-destroy: ## remove the demo's container and everything that belongs to it
@@ -47,5 +47,5 @@ test-full: test ## the slow scenarios too: the cuda environment, everything on b
 bench: setup ## measure and write docs/benchmarks.md
 	python tools/bench.py
 
-clean: ## remove what the targets made in this checkout (not the download cache)
-	rm -rf .venv .ansible .mypy_cache .ruff_cache .pytest_cache reports firstlight-sglang-*.tar.gz
+clean: ## remove what the targets made in this checkout (not reports, not the download cache)
+	rm -rf .venv .ansible .mypy_cache .ruff_cache .pytest_cache .hypothesis firstlight-sglang-*.tar.gz

@@ -5,6 +5,10 @@ cd "$(dirname "$0")/.."
 stamp=.venv/requirements.sha256
 # The environment that is about to be replaced must not be what makes it.
 PATH=$(printf %s "$PATH" | tr : '\n' | grep -vxF "$PWD/.venv/bin" | paste -sd :)
+wanted=$(sha256sum requirements.txt | cut -d' ' -f1)
+if [ "$(cat "$stamp" 2>/dev/null || true)" = "$wanted" ] && .venv/bin/python -c "" 2>/dev/null && command -v ssh >/dev/null; then
+  exit 0
+fi
 
 find_python() {
   for candidate in python3 python3.13 python3.12 python3.11; do
@@ -43,10 +47,6 @@ fi
 [ -n "$python" ] || { echo "setup: expected Python 3.11 or later with venv, found none" >&2; exit 1; }
 command -v ssh >/dev/null || install_packages openssh-client
 
-wanted="$(sha256sum requirements.txt | cut -d' ' -f1) $("$python" -c 'import sys; print(sys.version)' | tr -d '\n')"
-if [ "$(cat "$stamp" 2>/dev/null || true)" = "$wanted" ]; then
-  exit 0
-fi
 echo "setup: installing the controller's tools into .venv (about a minute)"
 rm -rf .venv
 "$python" -m venv .venv

@@ -130,6 +130,8 @@ class LookupModule(LookupBase):
         settings = Settings(**{field: self.get_option(field) for field in Settings._fields})
         raw = {name: self._templar.template(variables[name]) for name in variables if name.startswith(PREFIX)}
         instances, problems = resolve(raw, settings, CATALOGUE)
+        near = sorted(name for name in variables if name.startswith(("sglang_instances_", "sglang_instance-")) or name == "sglang_instance")
+        problems += [f"{name}: not read by anything; is {PREFIX}<group> meant?" for name in near]
         if self.get_option("raw"):
             return [{"instances": instances, "problems": problems}]
         if problems:

@@ -205,14 +205,27 @@ def _is_question(question: t.Mapping[str, t.Any]) -> bool:
     return set(texts) == {"prompt", "expect"} and all(isinstance(text, str) for text in texts.values()) and right_limit
 
 
-def _check_lists(raw: t.Mapping[str, t.Any], variant: str) -> list[str]:
-    """Problems inside lists and free dictionaries: GPUs, environment, questions."""
+def _check_device(raw: t.Mapping[str, t.Any], variant: str | None, wrong: t.Collection[str]) -> list[str]:
+    """Problems between the variant, the engine's device and the GPUs."""
     problems = []
+    gpus, device = _given(raw, "gpus", []), _given(raw, "args", {}).get("device")
+    if variant == "cuda" and not gpus and "gpus" not in wrong:
+        problems.append("gpus: expected at least one GPU for variant cuda, found none; or set variant: cpu")
+    if variant == "cpu" and gpus:
+        problems.append(f"gpus: expected none for variant cpu, found {gpus!r}")
+    if variant == "cpu" and device != "cpu" and "args" not in wrong:
+        problems.append(f"args.device: expected cpu for variant cpu, found {device!r}")
+    if variant == "cuda" and device not in (None, "cuda"):
+        problems.append(f"args.device: expected cuda, or nothing, for variant cuda, found {device!r}")
+    return problems
+
+
+def _check_lists(raw: t.Mapping[str, t.Any], variant: str | None, wrong: t.Collection[str]) -> list[str]:
+    """Problems inside lists and free dictionaries: GPUs, environment, questions."""
+    problems = _check_device(raw, variant, wrong)
     gpus = _given(raw, "gpus", [])
     if any(isinstance(gpu, bool) or not isinstance(gpu, (int, str)) for gpu in gpus) or len({str(gpu) for gpu in gpus}) != len(gpus):
         problems.append(f"gpus: expected different indices (PCI bus order) or UUIDs, found {gpus!r}")
-    if variant == "cuda" and not gpus:
-        problems.append("gpus: expected at least one GPU for variant cuda, found none")
     for name in _given(raw, "environment", {}):
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
             problems.append(f"environment.{name}: not a name of an environment variable")
@@ -234,21 +247,24 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
     for key, keys in (("model", _MODEL_KEYS), ("verify", _VERIFY_KEYS)):
         if isinstance(raw.get(key), dict):
             problems += _check_keys(f"{key}.", raw[key], keys)
-    if raw.get("model") is None:
+    # What is wrong in itself counts as not given from here on, so that the rest is checked all the same.
+    wrong = {problem.partition(":")[0].partition(".")[0] for problem in problems}
+    raw = {key: value for key, value in raw.items() if key not in wrong}
+    if raw.get("model") is None and "model" not in wrong:
         problems.append("model: missing; expected {name: <org>/<name>, and one of revision, path, build}")
-    if problems:
-        return None, problems
     name = _given(raw, "name", group.replace("_", "-"))
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", name):
         problems.append(f"name: expected lower-case letters, digits and '-' (it names the unit and directories), found {name!r}")
-    model, found = _model(raw["model"], settings, catalogue)
-    problems += found
+    model: dict[str, t.Any] = {"name": "-"}
+    if raw.get("model") is not None:
+        model, found = _model(raw["model"], settings, catalogue)
+        problems += found
     environment, found = _environment(raw, settings, catalogue)
     problems += found
     network, found = _network(raw)
     problems += found
-    variant = _given(raw, "variant", settings.variant)
-    problems += _check_lists(raw, variant)
+    variant = None if "variant" in wrong else _given(raw, "variant", settings.variant)
+    problems += _check_lists(raw, variant, wrong)
     served = _given(raw, "served_model_name", model["name"].rpartition("/")[2])
     if ":" in served or not served:
         problems.append(f"served_model_name: expected a name without ':' (the engine refuses it), found {served!r}")
@@ -310,6 +326,8 @@ def resolve(raw: t.Mapping[str, t.Any], settings: Settings, catalogue: Catalogue
     groups' names, problems in words). The instances are complete only when there are no problems.
     """
     instances, problems = [], []
+    if not raw:
+        problems.append(f"this host has no instance: no variable {PREFIX}<group> is set for it. Put it into a model group, or set one.")
     for variable in sorted(raw):
         instance, found = resolve_one(variable[len(PREFIX) :], raw[variable], settings, catalogue)
         problems += [f"{variable}: {problem}" for problem in found]

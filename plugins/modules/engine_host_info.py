@@ -70,6 +70,20 @@ options:
         description: Its mode, in octal.
         type: str
         required: true
+  environments:
+    description: Resolved environments that the host gets, of which C(path) and C(variant) are read.
+    type: list
+    elements: dict
+    default: []
+  free_space_gb:
+    description: Gigabytes that must be free for an environment that is not there yet, by variant.
+    type: dict
+    default: {}
+  gpus:
+    description: Indices and UUIDs of the GPUs that instances ask for.
+    type: list
+    elements: raw
+    default: []
   root:
     description: Where environments (C(releases)) and the links of instances (C(instances)) lie.
     type: path
@@ -90,6 +104,11 @@ EXAMPLES = r"""
 RETURN = r"""
 problems:
   description: What stands in the way, one sentence each, with what was expected, what was found, and what to change.
+  returned: always
+  type: list
+  elements: str
+gpu_problems:
+  description: What keeps the GPUs of O(gpus) from being used. Told apart, since an environment can be built without them.
   returned: always
   type: list
   elements: str
@@ -180,11 +199,13 @@ import grp
 import os
 import platform
 import pwd
+import re
 import typing as t
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.sglang.plugins.module_utils import _engine_python as core
+from ansible_collections.firstlight.sglang.plugins.module_utils import _host_needs as needs
 
 PYTHON_PROBE = "import sys, sysconfig; print('.'.join(map(str, sys.version_info[:3]))); print(sysconfig.get_path('include'))"
 
@@ -276,6 +297,19 @@ def free_bytes(paths: t.Iterable[str]) -> dict[str, int]:
     return free
 
 
+def room_needed(environments: t.Sequence[dict[str, t.Any]], needed: dict[str, t.Any]) -> list[tuple[str, float, float]]:
+    """(path, GB needed, GB free) of environments that are not there yet."""
+    new = [entry for entry in environments if not Path(entry["path"], ".firstlight.json").is_file()]
+    free = free_bytes(entry["path"] for entry in new)
+    return [(entry["path"], float(needed.get(entry["variant"], 0)), free[entry["path"]] / 1e9) for entry in new]
+
+
+def gpu_uuids() -> list[str]:
+    """UUIDs of the GPUs that the driver lists, in the order of their PCI addresses."""
+    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return [(re.findall(r"^GPU UUID:\s*(\S+)", read(str(card)), re.MULTILINE) or [""])[0] for card in cards]
+
+
 def main() -> None:
     directory = {name: {"type": "str", "required": True} for name in ("owner", "group", "mode")}
     module = AnsibleModule(
@@ -298,6 +332,9 @@ def main() -> None:
                 "default": [],
                 "options": {"path": {"type": "path", "required": True}, **directory},
             },
+            "environments": {"type": "list", "elements": "dict", "default": []},
+            "free_space_gb": {"type": "dict", "default": {}},
+            "gpus": {"type": "list", "elements": "raw", "default": []},
             "root": {"type": "path"},
         },
         supports_check_mode=True,
@@ -323,7 +360,8 @@ def main() -> None:
     places = [*([params["root"]] if params["root"] else []), *(entry["path"] for entry in params["directories"])]
     module.exit_json(
         changed=False,
-        problems=list(choice.problems),
+        problems=[*choice.problems, *needs.room_problems(room_needed(params["environments"], params["free_space_gb"]))],
+        gpu_problems=needs.gpu_problems(wanted=params["gpus"], version_text=read("/proc/driver/nvidia/version"), uuids=gpu_uuids()),
         python={"source": choice.source, "path": choice.path, "version": choice.version},
         packages_missing=missing_packages(module, manager, list(dict.fromkeys([*choice.packages, *params["packages"]]))),
         package_manager=manager,

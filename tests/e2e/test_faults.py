@@ -62,6 +62,22 @@ def test_two_instances_on_one_port(site):
     assert "sglang_instance_second: port 30000 is already taken by sglang_instance_demo" in play.message
 
 
+def test_a_host_in_no_model_group_is_a_mistake(site):
+    for playbook in ("site.yml", "verify.yml"):
+        play = site.play(playbook, groups=["secnd"])
+        assert play.status == "failed", f"{playbook} was green and had done nothing"
+        assert touched(play) == []
+        assert "no instance" in play.message
+
+
+def test_a_host_without_gpu_is_told_before_gigabytes_are_downloaded(site):
+    play = site.play(groups=["qwen3_6_27b"])
+    assert play.status == "failed"
+    assert touched(play) == []
+    assert "found no loaded driver" in play.message
+    assert "Qwen--Qwen3.6-27B" in play.message, "the missing model is told in the same breath"
+
+
 def test_a_model_directory_that_misses_a_shard(deployed, host):
     source = host.check_output("ls -d /var/lib/sglang/models/firstlight--tiny-qa/*/").strip()
     host.check_output("rm -rf /srv/broken && cp -r %s /srv/broken && rm /srv/broken/*.safetensors", source)

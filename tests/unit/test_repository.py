@@ -145,6 +145,7 @@ def test_the_artifact_holds_the_collection_and_nothing_of_the_checkout(tmp_path)
         "LICENSE",
         "MANIFEST.json",
         "README.md",
+        "docs",
         "meta",
         "playbooks",
         "plugins",

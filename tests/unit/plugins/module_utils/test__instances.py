@@ -99,6 +99,9 @@ def test_where_a_model_comes_from(model, expected):
         ({"release": "0.4.0"}, "there is no lock for SGLang 0.4.0 (cuda); there are locks for 0.5.23-cpu, 0.5.23-cuda"),
         ({"variant": "rocm"}, "there is no lock for SGLang 0.5.23 (rocm)"),
         ({"gpus": []}, "expected at least one GPU"),
+        ({"variant": "cpu", "args": {"device": "cpu"}}, "gpus: expected none for variant cpu, found [0]"),
+        ({"variant": "cpu", "gpus": []}, "args.device: expected cpu for variant cpu, found None"),
+        ({"args": {"device": "cpuu"}}, "args.device: expected cuda, or nothing"),
         ({"gpus": [0, 0]}, "expected different indices"),
         ({"gpus": [0.5]}, "expected different indices"),
         ({"name": "Big Model"}, "expected lower-case letters"),
@@ -118,14 +121,25 @@ def test_a_mistake_is_one_clear_line(raw, message):
     assert message in found[0]
 
 
+def test_a_mistake_does_not_hide_the_next():
+    found = problems(varant="x", port="30001", args={"tp_sise": 2}, verify={"thinking": "maybe"}, name="Big")
+    assert [line.split(":")[1].strip() for line in found] == ["varant", "port", "verify.thinking", "name", "args.tp_sise"]
+
+
+def test_a_host_without_an_instance_is_a_mistake():
+    assert _instances.resolve({}, SETTINGS, CATALOGUE) == (
+        [],
+        ["this host has no instance: no variable sglang_instance_<group> is set for it. Put it into a model group, or set one."],
+    )
+
+
 def test_all_mistakes_of_all_instances_are_told_at_once():
     found = resolve(
         a={"model": MODEL, "gpus": [0], "args": {"x_y_z": 1, "tp_size": "two"}},
         b={"modle": 1},
         c=[],
     )[1]
-    assert len(found) == 5
-    assert [line.split(":")[0] for line in found] == ["sglang_instance_a"] * 2 + ["sglang_instance_b"] * 2 + ["sglang_instance_c"]
+    assert [line.split(":")[0] for line in found] == ["sglang_instance_a"] * 2 + ["sglang_instance_b"] * 3 + ["sglang_instance_c"]
 
 
 def test_a_host_in_two_model_groups_serves_both():
@@ -168,7 +182,7 @@ def test_the_key_is_named_but_never_in_the_resolved_instance():
 
 
 def test_a_cpu_instance_needs_no_gpu_and_finds_the_shim():
-    one = instance(variant="cpu", gpus=None)
+    one = instance(variant="cpu", gpus=None, args={"device": "cpu"})
     assert one["environment"]["id"] == "0.5.23-cpu-aaaaaaaa"
     assert one["unit_environment"]["PYTHONPATH"] == "/opt/sglang/instances/g/current/shim"
     assert one["unit_environment"]["CUDA_VISIBLE_DEVICES"] == ""
