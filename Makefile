@@ -36,7 +36,8 @@ lint: setup ## ansible-lint, yamllint, ruff, mypy
 	ruff check .
 	ruff format --check .
 	mypy
-	ansible-lint
+	# its syntax check has no inventory, and ansible.cfg makes a play without hosts an error
+	ANSIBLE_HOST_PATTERN_MISMATCH=ignore ansible-lint
 
 test: lint ## what CI runs: lint, unit tests, sanity, Molecule and end-to-end on real containers
 	tools/test.sh
