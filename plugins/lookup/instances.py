@@ -11,7 +11,7 @@ description:
   - Collects every variable C(sglang_instance_<group>) that the host sees, fills in all defaults, checks them against the flag table of
     the SGLang release, and returns one list of instances. Every role of the collection reads this list and nothing else.
   - A mistake in any of them is an error that names all mistakes at once.
-  - The structure of an instance is described in the collection's README.
+  - What is written into an instance is in the collection's README, the structure that comes out in docs/design.md.
 options:
   release:
     description: SGLang release of instances that do not name one.
