@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")/.."
 PATH="$(cd "$1" && pwd):$PATH"
 ansible --version | head -1
-ANSIBLE_HOST_PATTERN_MISMATCH=ignore ansible-lint --quiet
+ANSIBLE_HOST_PATTERN_MISMATCH=ignore ansible-lint -q
 pytest -q tests/unit
 tools/sanity.sh "${PATH%%:*}"
 FIRSTLIGHT_HOST=ready pytest -q tests/e2e -k second_run_changes_nothing

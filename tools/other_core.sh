@@ -39,7 +39,7 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
   rm -rf "$venv"
   "$python" -m venv "$venv"
   sed -E "s/^ansible-core==.*python_version < .*/ansible-core==$core/; /^ansible-core==.*python_version >= /d" requirements.txt >"$venv/requirements.txt"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check --requirement "$venv/requirements.txt"
+  "$venv/bin/pip" install --quiet --quiet --disable-pip-version-check --requirement "$venv/requirements.txt"
   echo "$wanted" >"$stamp"
 fi
 exec tools/on_core.sh "$venv/bin"

@@ -50,5 +50,5 @@ command -v ssh >/dev/null || install_packages openssh-client
 echo "setup: installing the controller's tools into .venv (about a minute)"
 rm -rf .venv
 "$python" -m venv .venv
-.venv/bin/pip install --quiet --disable-pip-version-check --requirement requirements.txt
+.venv/bin/pip install --quiet --quiet --disable-pip-version-check --requirement requirements.txt
 echo "$wanted" >"$stamp"
