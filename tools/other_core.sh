@@ -29,8 +29,7 @@ if [ -z "$python" ]; then
   python3 tools/testhost.py create controller --hostname controller
   # The same path in there, so that the SSH configuration of the host under test holds; the bridge connects the two.
   tar -C / --exclude="${PWD#/}/.venv" -cf - "${PWD#/}" | python3 tools/testhost.py exec controller -- tar -C / -xf -
-  python3 tools/testhost.py exec controller -- apt-get install -y -qq --no-install-recommends git >/dev/null
-  exec python3 tools/testhost.py exec controller -- sh -c "cd '$PWD' && git config --global --add safe.directory '$PWD' && tools/setup.sh && tools/other_core.sh inside"
+  exec python3 tools/testhost.py exec controller -- sh -c "cd '$PWD' && tools/setup.sh && tools/other_core.sh inside"
 fi
 venv="$cache/$core-$(basename "$(readlink -f "$python")")"
 stamp="$venv/requirements.sha256"
