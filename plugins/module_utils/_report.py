@@ -135,7 +135,8 @@ def tunnel_line(instance: t.Mapping[str, t.Any], controller: Controller) -> str 
     bound = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, bound)  # noqa: S104  (compares)
     port = int(instance["port"])
     ssh = shlex.join(ssh_words(controller))
-    return f"{ssh} -N -o ExitOnForwardFailure=yes -L {port}:{_bracketed(bound)}:{port} {shlex.quote(_target(controller))}"
+    forward = shlex.quote(f"{port}:{_bracketed(bound)}:{port}")
+    return f"{ssh} -N -o ExitOnForwardFailure=yes -L {forward} {shlex.quote(_target(controller))}"
 
 
 def harmless_note(problems: t.Sequence[t.Mapping[str, t.Any]]) -> str:
