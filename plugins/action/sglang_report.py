@@ -7,14 +7,25 @@ from __future__ import annotations
 import datetime
 import json
 import shlex
+import socket
 import typing as t
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.firstlight.sglang.plugins.module_utils._report import Controller, build_report, checks_table, facts_table
+from ansible.utils.display import Display
+from ansible_collections.firstlight.sglang.plugins.module_utils._report import (
+    Controller,
+    build_report,
+    checks_table,
+    facts_table,
+    failure_of,
+    network_address,
+)
 from ansible_collections.firstlight.sglang.plugins.module_utils._status import InputError, check_instances
 from jinja2 import Environment, StrictUndefined
+
+display = Display()
 
 
 def render(template: str, report: dict[str, t.Any]) -> str:
@@ -32,6 +43,14 @@ def write(path: Path, text: str) -> str:
     half.write_text(text, encoding="utf-8")
     half.replace(path)
     return str(path)
+
+
+def resolves(name: str) -> bool:
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return False
+    return True
 
 
 class ActionModule(ActionBase):
@@ -57,13 +76,14 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(str(error)) from error
         host = str((task_vars or {}).get("inventory_hostname", ""))
         template = Path(self._find_needle("templates", args["template"])).read_text(encoding="utf-8")
-        wait = args["wait"]
-        probe = {} if wait.get("failed") else args["probe"]  # what an earlier round found says nothing about this one
+        wait, probe = args["wait"], args["probe"]
+        failure = failure_of(wait, probe)
+        if failure.in_wait:
+            probe = {}  # what an earlier round found says nothing about this one
         looks = {look["name"]: look for look in wait.get("instances") or []}
         probes = {found["name"]: found for found in probe.get("instances") or []}
-        failure = str((probe or wait).get("msg") or "it did not come to the checks")
         result.update({"changed": False, "files": [], "verdicts": {}})
-        texts = []
+        controller = self._controller(task_vars or {})
         for instance in args["instances"]:
             questions = (instance.get("verify") or {}).get("questions") or args["questions"]
             report = build_report(
@@ -72,21 +92,26 @@ class ActionModule(ActionBase):
                 look=looks.get(instance["name"]),
                 probe=probes.get(instance["name"]),
                 prompt=str(questions[0]["prompt"]) if questions else "Hello.",
-                failure=failure,
-                controller=self._controller(),
+                failure=failure.words,
+                controller=controller,
                 now=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
             )
             text = render(template, report)
-            texts.append(text)
             result["verdicts"][instance["name"]] = report["verdict"]
             if not self._task.check_mode:
                 place = Path(args["directory"]).expanduser().absolute() / host / instance["name"]
                 result["files"].append(write(place / "report.json", json.dumps(report, indent=2, ensure_ascii=False) + "\n"))
                 result["files"].append(write(place / "report.md", text))
-        result["markdown"] = "\n".join(texts)
+                text += f"\nThis report: {place / 'report.md'}\n"
+            if report["verdict"] == "verified":  # of a failure the message says enough
+                display.display(text)  # in one call, so that the reports of several hosts do not mix
+        if "failed" in result["verdicts"].values() and not failure.told:
+            result["failed"] = True
+            places = [f"report: {path}" for path in result["files"] if path.endswith(".md")]
+            result["msg"] = "\n".join([failure.words, *places])
         return result
 
-    def _controller(self) -> Controller:
+    def _controller(self, task_vars: dict[str, t.Any]) -> Controller:
         """How the controller reaches the host, as the connection has it."""
         connection = self._connection
 
@@ -99,9 +124,12 @@ class ActionModule(ActionBase):
                 options += shlex.split(str(option(name) or ""))
             if option("private_key_file"):
                 options += ["-i", str(option("private_key_file"))]
+        address = str(option("host") or self._play_context.remote_addr or "")
+        named = bool(task_vars.get("ansible_host")) and task_vars["ansible_host"] != task_vars.get("inventory_hostname")
         return {
             "local": connection.transport == "local",
-            "address": str(option("host") or self._play_context.remote_addr or ""),
+            "address": address,
+            "network_address": network_address(address, named=named, options=options, resolves=resolves),
             "user": option("remote_user") or None,
             "port": option("port") or None,
             "options": options,

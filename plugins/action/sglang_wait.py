@@ -14,6 +14,8 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._status import (
     InputError,
     Verdict,
     check_instances,
+    check_some_instance,
+    compact_look,
     describe,
     failure_message,
     is_new_start,
@@ -43,6 +45,7 @@ class ActionModule(ActionBase):
         )
         instances = args["instances"]
         try:
+            check_some_instance(instances, str((task_vars or {}).get("inventory_hostname", "")))
             check_instances(instances, ("name", "unit", "url"))
         except InputError as error:
             raise AnsibleActionFail(str(error)) from error
@@ -97,7 +100,7 @@ class ActionModule(ActionBase):
                 break
             time.sleep(poll_seconds)
         result: dict[str, t.Any] = {
-            "instances": answer["instances"],
+            "instances": [compact_look(look) for look in answer["instances"]],
             "looks": looks,
             "waited_seconds": round(time.monotonic() - began, 1),
             "failed_instances": [name for name, verdict in verdicts.items() if verdict.state != "ready"],

@@ -440,6 +440,15 @@ RULES: tuple[Rule, ...] = (
     _rule("child_failed", "consequence", r"Received sigquit from a child process|SIGQUIT received\.", "The lines above say why."),
 )
 
+# The harmless ones in the words of a report.
+HARMLESS_WORDS = {
+    "optional_video_decoder": "no video decoder is installed",
+    "optional_model_class": "classes of other models lack their packages",
+    "optional_kernel": "optional kernels are missing on this platform",
+    "nofile_limit": "the limit of open files could not be raised",
+    "not_destroyed_process_group": "a process group was not closed at the end",
+}
+
 # systemd's own exit statuses (systemd.exec(5)) for what went wrong before the engine's first line.
 _EXEC_STATUS = {
     200: ("working_directory", "The unit's WorkingDirectory cannot be entered: check that it exists and that the service user may."),

@@ -326,6 +326,17 @@ def judge_thinking(
     return check(name, not fault, wanted, found, seconds)
 
 
+def judge_no_thinking(name: str, reply: Completion, *, seconds: float) -> Check:
+    """verify.thinking is false: the model, left to itself, must not think. reply is to a request that says nothing of thinking."""
+    wanted = "no thinking (verify.thinking is false)"
+    if reply.error:
+        return check(name, None, wanted, "there was no answer to judge", seconds, state="skipped")
+    inside, mark, _rest = reply.content.partition("</think>")
+    thought = reply.reasoning.strip() or (inside if mark or "<think>" in inside else "").replace("<think>", "").strip()
+    found = f"{len(thought)} characters of thinking, {_quoted(thought)}" if thought else "no thinking"
+    return check(name, not thought, wanted, found, seconds)
+
+
 def judge_models(answer: Answer, served_name: str) -> tuple[Check, dict[str, t.Any]]:
     """Whether /v1/models serves our name, and how long a prompt may be."""
     wanted = f"/v1/models with the id {served_name} and its max_model_len"
@@ -497,9 +508,9 @@ def run_probe(  # noqa: PLR0915  (a sequence is read from top to bottom)
     probe["answer_seconds"] = answer.seconds if not reply.error else None
     checks.append(judge_stream("stream", reply, whole, expected, answer.seconds))
 
-    wanted = "thinking and answer told apart"
     if thinks is False:
-        checks.append(check("thinking", None, wanted, "verify.thinking is false", 0.0, state="not_applicable"))
+        if whole is not None:
+            checks.append(judge_no_thinking("thinking", whole, seconds=0.0))  # the first question left it to the model
         return finish()
     limit = min(max(int(questions[0].get("max_tokens") or 0), THINKING_TOKENS), room)
     answer = ask("/v1/chat/completions", chat_payload(name, prompt, max_tokens=limit, thinking=True), request_timeout_s)

@@ -8,21 +8,39 @@ PRIVATE to the collection. Pure: data in, data out; the Markdown is a template o
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import typing as t
 
+from ansible_collections.firstlight.sglang.plugins.module_utils._diagnosis import HARMLESS_WORDS
+
 SCHEMA_VERSION = 1
-TUNNEL_SECONDS = 600
 
 
 class Controller(t.TypedDict):
-    """How the controller reaches the host. local: it is the host; options: more words for ssh."""
+    """How the controller reaches the host. local: it is the host; network_address: without ssh; options: more words for ssh."""
 
     local: bool
     address: str
+    network_address: str | None
     user: str | None
     port: int | None
     options: list[str]
+
+
+class Failure(t.NamedTuple):
+    """in_wait: it did not come to the checks; told: a task has failed with these words already."""
+
+    in_wait: bool
+    words: str
+    told: bool
+
+
+def failure_of(wait: t.Mapping[str, t.Any], probe: t.Mapping[str, t.Any]) -> Failure:
+    """Why not everything is verified, by the results of sglang_wait and sglang_probe. Means nothing when all is."""
+    in_wait = bool(wait.get("failed") or wait.get("failed_instances") or "instances" not in wait)
+    words = (wait if in_wait else probe).get("msg") or "it did not come to the checks"
+    return Failure(in_wait, str(words), bool(wait.get("failed") or probe.get("failed")))
 
 
 def _first(*values: t.Any) -> t.Any:
@@ -48,40 +66,90 @@ def ssh_words(controller: Controller) -> list[str]:
     return words
 
 
-def talk_lines(instance: t.Mapping[str, t.Any], prompt: str, controller: Controller) -> list[str]:
-    """Shell lines that ask the endpoint from the controller. A key is read from its file on the host, and never in an argument list."""
-    port = int(instance["port"])
-    target = (f"{controller['user']}@" if controller["user"] else "") + controller["address"]
-    ssh = shlex.join(ssh_words(controller))
-    lines = []
+def network_address(address: str, *, named: bool, options: t.Sequence[str], resolves: t.Callable[[str], bool]) -> str | None:
+    """The address at which the controller reaches the host without ssh; None when only ssh knows it.
+
+    named: the inventory gives it (ansible_host). A name of an ssh_config given with -F is more likely an alias than a name of the network.
+    """
+    alias = not named and any(word.startswith("-F") for word in options)
+    return address if address and not alias and resolves(address) else None
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def listens_on(instance: t.Mapping[str, t.Any]) -> str:
+    return f"{_bracketed(str(instance.get('host') or '127.0.0.1'))}:{instance['port']}"
+
+
+def _target(controller: Controller) -> str:
+    return (f"{controller['user']}@" if controller["user"] else "") + controller["address"]
+
+
+def _in_quotes(command: str) -> str:
+    """One word for a shell: in double quotes where that is legible."""
+    return shlex.quote(command) if re.search(r'["$`\\!]', command) else f'"{command}"'
+
+
+def _network_url(instance: t.Mapping[str, t.Any], controller: Controller) -> str | None:
+    """The URL that works from the controller without ssh, if there is one."""
     if controller["local"]:
-        url = str(instance["url"])
-    elif instance.get("loopback", True):
-        url = f"http://127.0.0.1:{port}"
-        bind = str(instance.get("host") or "127.0.0.1")
-        bind = f"[{bind}]" if ":" in bind else bind
-        lines.append(
-            f"{ssh} -f -o ExitOnForwardFailure=yes -L {port}:{bind}:{port} {shlex.quote(target)} sleep {TUNNEL_SECONDS}"
-            " >/dev/null 2>&1  # a tunnel for ten minutes"
-        )
-    else:
-        address = controller["address"]
-        url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
-    body = {"model": instance["served_model_name"], "messages": [{"role": "user", "content": prompt}], "max_tokens": 256}
-    curl = ["curl", "-sS", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
-    read_key = ""
-    if instance.get("api_key_path"):
-        # -H @- reads the header from standard input, so that no process list shows the key.
-        sudo = [] if controller["user"] == "root" else ["sudo"]
-        show = shlex.join([*sudo, "cat", str(instance["api_key_path"])])
-        if not controller["local"]:
-            show = f"{ssh} {shlex.quote(target)} {show}"
-        header = shlex.quote('s/^api-key: *"\\{0,1\\}\\([^"]*\\)"\\{0,1\\}$/Authorization: Bearer \\1/p')
-        read_key = f"{show} | sed -n {header} | "
-        curl += ["-H", "@-"]
-    curl += ["-d", json.dumps(body, ensure_ascii=False)]
-    lines.append(read_key + shlex.join(curl))
-    return lines
+        return str(instance["url"])
+    if instance.get("loopback", True):
+        return None
+    bound = str(instance.get("host") or "")
+    address = controller["network_address"] if bound in ("", "0.0.0.0", "::") else bound  # noqa: S104  (compares)
+    return f"http://{_bracketed(address)}:{instance['port']}" if address else None
+
+
+def talk_line(instance: t.Mapping[str, t.Any], prompt: str, controller: Controller) -> str:
+    """A shell line that asks the endpoint from the controller: over the network where that leads to it, else with curl on the host.
+
+    A key is read from its file on the host, and never in an argument list.
+    """
+    near = _network_url(instance, controller)
+    ssh = f"{shlex.join(ssh_words(controller))} {shlex.quote(_target(controller))}"
+    asked = {"model": instance["served_model_name"], "messages": [{"role": "user", "content": prompt}], "max_tokens": 256}
+    body = json.dumps(asked, ensure_ascii=False)
+    curl = ["curl", "-sS", f"{near or instance['url']}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    if not instance.get("api_key_path"):
+        if near:
+            return shlex.join([*curl, "-d", body])
+        return f"printf %s {shlex.quote(body)} | {ssh} {_in_quotes(shlex.join([*curl, '-d', '@-']))}"
+    # -H @- reads the header from standard input, so that no process list shows the key.
+    sudo = [] if controller["user"] == "root" else ["sudo"]
+    show = shlex.join([*sudo, "cat", str(instance["api_key_path"])])
+    header = shlex.quote('s/^api-key: *"\\{0,1\\}\\([^"]*\\)"\\{0,1\\}$/Authorization: Bearer \\1/p')
+    ask = f"sed -n {header} | {shlex.join([*curl, '-H', '@-', '-d', body])}"
+    if controller["local"]:
+        return f"{show} | {ask}"
+    return f"{ssh} {show} | {ask}" if near else f"{ssh} {_in_quotes(f'{show} | {ask}')}"
+
+
+def tunnel_line(instance: t.Mapping[str, t.Any], controller: Controller) -> str | None:
+    """A tunnel for clients on the controller, where the network does not lead to the endpoint. In the foreground: it says what is wrong."""
+    if _network_url(instance, controller):
+        return None
+    bound = str(instance.get("host") or "127.0.0.1")
+    bound = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, bound)  # noqa: S104  (compares)
+    port = int(instance["port"])
+    ssh = shlex.join(ssh_words(controller))
+    forward = shlex.quote(f"{port}:{_bracketed(bound)}:{port}")
+    return f"{ssh} -N -o ExitOnForwardFailure=yes -L {forward} {shlex.quote(_target(controller))}"
+
+
+def harmless_note(problems: t.Sequence[t.Mapping[str, t.Any]]) -> str:
+    """One sentence on what looks bad in the log and is not; empty when there is nothing of the kind."""
+    kinds = [problem for problem in problems if problem["severity"] == "harmless"]
+    if not kinds:
+        return ""
+    words = []
+    for problem in kinds:
+        count = problem.get("count", 1)
+        words.append(HARMLESS_WORDS.get(problem["code"], problem["code"]) + (f", {count} times" if count > 1 else ""))
+    number = "1 kind" if len(kinds) == 1 else f"{len(kinds)} kinds"
+    return f"{number} of harmless messages in the log ({'; '.join(words)}): nothing to do, see problems in report.json."
 
 
 def _noticed(
@@ -102,10 +170,8 @@ def _noticed(
     for problem in problems:
         if problem["severity"] == "warning":
             notes.append(f"{problem['found']} ({problem['advice']})")
-    harmless = [problem["code"] for problem in problems if problem["severity"] == "harmless"]
-    if harmless:
-        notes.append("Harmless in the log: {}.".format(", ".join(harmless)))
-    return notes
+    harmless = harmless_note(problems)
+    return [*notes, harmless] if harmless else notes
 
 
 def build_report(
@@ -157,6 +223,7 @@ def build_report(
         "endpoint": {
             "url": instance["url"],
             "served_model_name": instance["served_model_name"],
+            "listens_on": listens_on(instance),
             "loopback": bool(instance.get("loopback", True)),
             "api_key_path": instance.get("api_key_path"),
         },
@@ -182,7 +249,8 @@ def build_report(
         "problems": problems,
         "noticed": _noticed(instance, seen, engine, problems),
         "failure": "" if verified else failure,
-        "talk": talk_lines(instance, prompt, controller),
+        "talk": [talk_line(instance, prompt, controller)],
+        "tunnel": tunnel_line(instance, controller),
     }
 
 
@@ -217,7 +285,10 @@ def facts_table(report: t.Mapping[str, t.Any]) -> str:
     version = engine["version"]
     software = f"SGLang {version or release}" + (f" (asked for {release})" if version and release and version != release else "")
     rows = [
-        ("endpoint", endpoint["url"] + (" (this host only)" if endpoint["loopback"] else "")),
+        (
+            "endpoint",
+            f"{endpoint['url']} (this host only)" if endpoint["loopback"] else f"{endpoint['listens_on']}, reachable from the network",
+        ),
         ("key", f"in {endpoint['api_key_path']}" if endpoint["api_key_path"] else "none"),
         ("model", f"{endpoint['served_model_name']} = {model['name']}"),
         ("revision", model["revision"] or f"a local directory, {model['path']}"),

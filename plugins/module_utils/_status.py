@@ -39,9 +39,30 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._unit_state impo
 
 Look = t.Dict[str, t.Any]  # noqa: UP006  (evaluated at run time)
 
+# Errors that something else than the engine caused, or that only say how it ended.
+_NOT_ITS_OWN = ("process_killed", "killed_by_signal", "host_out_of_memory", "start_limit_hit")
+
+# What a report needs of a look. The rest (lines of the journal above all) is in the message when it matters.
+_REPORTED = ("name", "phase", "numbers", "problems", "time_to_ready_seconds", "environment_id", "python")
+
 
 class InputError(Exception):
     """An instance that cannot be used, said in words."""
+
+
+def compact_look(look: Look) -> Look:
+    """A look without what would bury the message of a failed task."""
+    unit = {name: look["unit"].get(name) for name in ("restarts", "invocation_id", "started_at")}
+    return {**{name: look.get(name) for name in _REPORTED}, "unit": unit}
+
+
+def check_some_instance(instances: t.Sequence[t.Any], host: str) -> None:
+    """Refuses an empty list: nothing verified must not look like all verified."""
+    if not instances:
+        raise InputError(
+            f"{host} has no instance: no group of it sets sglang_instance_<group>. Put it into a group whose group_vars set one"
+            " (group_vars/demo/ is an example), or take it out of the play."
+        )
 
 
 def check_instances(instances: t.Sequence[t.Mapping[str, t.Any]], needed: t.Sequence[str]) -> None:
@@ -166,6 +187,8 @@ def build_previous(*, name: str, invocation: str, lines: t.Sequence[LogLine], se
     return {
         "name": name,
         "invocation_id": invocation,
+        "exit_code": code,
+        "exit_status": status,
         "phase": read_phase(lines).phase,
         "problems": problems,
         "lines": telling_lines(lines, secrets=secrets),
@@ -237,7 +260,7 @@ def judge(first: Look, now: Look) -> Verdict:
     elif note:
         verdict = Verdict("failed", f"the engine ended while it was waited for: {note}")
     elif phase == "absent":
-        verdict = Verdict("failed", "there is no such unit ({})".format(now["unit"]["load_state"]))
+        verdict = Verdict("failed", "there is no such unit ({}): run site.yml (make deploy) first".format(now["unit"]["load_state"]))
     elif phase == "stopped":
         verdict = Verdict("failed", "the unit is stopped; start it with: systemctl start {}".format(now["unit"]["unit"]))
     elif now["http"]["listener"] == "other":
@@ -259,13 +282,26 @@ def describe(look: Look) -> str:
     return text
 
 
+def _own_error(problems: t.Sequence[Problem], ended: t.Mapping[str, t.Any]) -> Problem | None:
+    """The error for which the engine killed itself: after an error it sends signal 9 to all of its processes, the main one too."""
+    if (ended["exit_code"], ended["exit_status"]) != ("killed", 9):
+        return None
+    return next((problem for problem in problems if problem["severity"] == "error" and problem["code"] not in _NOT_ITS_OWN), None)
+
+
 def failure_message(look: Look, why: str, previous: Look | None = None) -> str:
     """Everything a person needs: what happened, what it means, what to do, and the lines that say so."""
     told = previous if previous is not None and look["phase"] != "failed" else look  # the log of the run that ended
-    text = [f"{look['name']}: {why}."]
     worst = [problem for problem in told["problems"] if problem["severity"] == "error"] or [
         problem for problem in told["problems"] if problem["severity"] in ("warning", "consequence")
     ]
+    own = _own_error(worst, told if told is previous else look["unit"]) if look["phase"] == "failed" or told is previous else None
+    if own is not None:
+        text = [f"{look['name']}: {own['found']}", f"  to do: {own['advice']}"]
+        text.append("  The engine then ended itself with signal 9: {}.".format(why.replace(f" ({_ending(look['unit'])})", "")))
+        worst = [problem for problem in worst if problem is not own]
+    else:
+        text = [f"{look['name']}: {why}."]
     for problem in worst:
         text.append(f"  found ({problem['code']}): {problem['found']}")
         text.append(f"  to do: {problem['advice']}")

@@ -11,6 +11,8 @@ version_added: 0.1.0
 description:
   - Makes one report per instance out of what was resolved, looked at and probed, and writes it on the controller, as JSON for machines and
     as Markdown for people, to C(<directory>/<host>/<instance>/report.json) and C(report.md).
+  - Prints the Markdown of each verified instance, with the path of its file. Of the others the message says what is wrong.
+  - Fails when an instance is not verified, with the message of O(wait) or O(probe), unless one of them failed as a task and has said it.
   - Timings differ from run to run, so the files do too. A report is a record of a run and no state of the host, so it is never a change.
   - This is an action. It runs on the controller, and nothing of it on the target.
 attributes:
@@ -65,10 +67,6 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-markdown:
-  description: The Markdown of all reports.
-  returned: always
-  type: str
 files:
   description: The files that were written.
   returned: always

@@ -15,6 +15,7 @@ description:
     the journal shows, what it means and what to do.
   - A unit with C(Restart=) says C(activating) while it is dead, so the number of restarts and the invocation id are what is judged.
   - An instance that is ready already costs one look.
+  - A host without any instance is a failure.
   - This is an action. It runs on the controller, and only its looks run on the target.
 attributes:
   action:
@@ -58,7 +59,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 instances:
-  description: The last look at each instance, as M(firstlight.sglang.sglang_status) returns it.
+  description:
+    - Of the last look at each instance what a report needs, C(name), C(phase), C(unit) (restarts, invocation, start), C(numbers),
+      C(problems), C(time_to_ready_seconds), C(environment_id) and C(python), as M(firstlight.sglang.sglang_status) returns them.
   returned: always
   type: list
   elements: dict

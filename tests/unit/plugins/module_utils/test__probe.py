@@ -107,7 +107,7 @@ def test_odd_but_good(engine, behaviour):
 
 def test_a_model_or_a_setting_without_thinking_is_no_failure(engine):
     assert states(run(engine("never_thinks"), thinking=None))["thinking"] == "not_applicable"
-    assert states(run(engine("never_thinks"), thinking=False))["thinking"] == "not_applicable"
+    assert states(run(engine("never_thinks"), thinking=False))["thinking"] == "passed"
     result = run(engine("no_parser"))
     assert states(result)["thinking"] == "not_applicable"
     assert "inside the content" in result["checks"][-1]["found"]
@@ -228,6 +228,30 @@ def test_a_stream_with_other_words_but_the_right_answer_passes_with_a_note():
     judged = probe.judge_stream("stream", streamed, reply("Paris"), "Paris", 0.2)
     assert judged["ok"]
     assert "other words than without streaming" in judged["found"]
+
+
+def test_a_model_that_thinks_although_it_must_not(engine):
+    result = run(engine("good"), thinking=False)
+    assert failed(result) == ["thinking"]
+    assert "expected no thinking (verify.thinking is false); found 12 characters of thinking" in probe.failure_text(result)
+
+
+@pytest.mark.parametrize(
+    ("got", "state", "words"),
+    [
+        (reply("Paris"), "passed", "no thinking"),
+        (reply("Paris", "hm"), "failed", "2 characters"),
+        (reply("<think>hmm</think>Paris"), "failed", "3 characters"),
+        (reply("hmmm</think>Paris"), "failed", "4 characters"),
+        (reply("<think>hmmmm", finish="length"), "failed", "5 characters"),
+        (reply("<think>\n\n</think>Paris"), "passed", "no thinking"),
+        (probe.Completion("", "", "", {}, "HTTP 500"), "skipped", "no answer"),
+    ],
+)
+def test_judging_no_thinking(got, state, words):
+    judged = probe.judge_no_thinking("thinking", got, seconds=0)
+    assert judged["state"] == state
+    assert words in judged["found"]
 
 
 def test_thinking_that_cannot_be_switched_off_fails():

@@ -60,7 +60,7 @@ RESTARTED = {**RUNNING, "InvocationID": "b" * 32}
         (look(RUNNING, LOADING), look({**RESTARTED, "NRestarts": 1}, JOURNAL, UP), "failed", "is up again"),
         (look(RUNNING, LOADING), look(RESTARTED), "failed", "somebody restarted it"),
         (look(FAILED), look(FAILED), "failed", "exited with 2"),
-        (look({"LoadState": "not-found"}), look({"LoadState": "not-found"}), "failed", "no such unit"),
+        (look({"LoadState": "not-found"}), look({"LoadState": "not-found"}), "failed", "(not-found): run site.yml (make deploy)"),
         (look({"ActiveState": "inactive"}), look({"ActiveState": "inactive"}), "failed", "systemctl start sglang-demo.service"),
         # dead at the first look: systemd owes it one restart
         (look(AUTO_RESTART), look(AUTO_RESTART), "waiting", ""),
@@ -121,6 +121,38 @@ def test_the_log_of_the_run_that_died_is_what_is_told():
     assert [problem["code"] for problem in silent["problems"]] == ["killed_by_signal"]
     stopped = status.build_previous(name="demo", invocation="a" * 32, lines=[LogLine(1.0, "Deactivated successfully.")])
     assert stopped["problems"] == []
+
+
+def test_an_error_of_its_own_comes_before_the_signal():
+    """After an error the engine ends all of its processes with signal 9."""
+    lines = [LogLine(1.0, "RuntimeError: it broke"), LogLine(2.0, "Received sigquit from a child process.")]
+    dead = look({**FAILED, "Result": "signal", "ExecMainCode": 2, "ExecMainStatus": 9}, lines)
+    text = status.failure_message(dead, status.judge(dead, dead).why).splitlines()
+    assert text[0] == "demo: RuntimeError: it broke"
+    assert text[2] == "  The engine then ended itself with signal 9: the unit failed."
+    ended = [*lines, LogLine(3.0, "x: Main process exited, code=killed, status=9/KILL"), LogLine(3.0, "x: Failed with result 'signal'.")]
+    previous = status.build_previous(name="demo", invocation="a" * 32, lines=ended)
+    text = status.failure_message(look({**RESTARTED, "NRestarts": 1}), "systemd restarted it", previous).splitlines()
+    assert text[0] == "demo: RuntimeError: it broke"
+    assert text[2] == "  The engine then ended itself with signal 9: systemd restarted it."
+
+
+def test_a_kill_from_outside_is_told_as_one():
+    dead = look({**FAILED, "Result": "signal", "ExecMainCode": 2, "ExecMainStatus": 9}, LOADING)
+    text = status.failure_message(dead, status.judge(dead, dead).why)
+    assert text.startswith("demo: the unit failed (its main process was killed by signal 9).")
+
+
+def test_a_result_has_no_journal():
+    seen = status.compact_look(look(RUNNING, JOURNAL, UP, now=2200.0))
+    assert "lines" not in seen
+    assert set(seen["unit"]) == {"restarts", "invocation_id", "started_at"}
+
+
+def test_a_host_without_an_instance_is_told_in_words():
+    with pytest.raises(status.InputError, match="ct129 has no instance: no group of it sets sglang_instance_<group>"):
+        status.check_some_instance([], "ct129")
+    status.check_some_instance([{}], "ct129")
 
 
 def test_a_timeout_tells_standing_still_from_getting_on():
