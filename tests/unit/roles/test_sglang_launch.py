@@ -81,7 +81,7 @@ def test_the_process_becomes_the_engine_and_its_output_is_clean(tmp_path):
 def test_sigterm_to_the_whole_group_leaves_the_filter_alone_until_the_last_line(tmp_path):
     program = (
         "import os, signal, sys, time\n"
-        "def stop(*_):\n time.sleep(0.5); print('drained', os.environ['KEY'], flush=True); os._exit(0)\n"
+        "def stop(*_):\n time.sleep(0.5); os.write(1, b'drained ' + os.environ['KEY'].encode() + b'\\n'); os._exit(0)\n"
         "signal.signal(signal.SIGTERM, stop); print('up', flush=True)\n"
         "while True: time.sleep(1)\n"
     )
