@@ -18,7 +18,4 @@ tools/setup.sh
 started=$(date +%s)
 .venv/bin/python tools/testhost.py create demo --hostname ct129
 PATH="$PWD/.venv/bin:$PATH" ansible-playbook -i inventory/demo.yml playbooks/site.yml
-echo
-cat reports/demo/ct129/demo/report.md
-echo
 echo "The demo is running ($(($(date +%s) - started)) s). 'make demo' again changes nothing; 'make demo-destroy' removes it."
