@@ -23,14 +23,17 @@ PACKAGES: dict[str, dict[str, dict[str, str]]] = {
     "apt": {
         "cpu": {
             "ca-certificates": "uv and pip check the index's certificate with them",
+            "curl": "the report's line asks the endpoint with it",
         },
         "cuda": {
             "ca-certificates": "uv and pip check the index's certificate with them",
+            "curl": "the report's line asks the endpoint with it",
             "g++": "nvcc's host compiler: kernels are compiled (C++20) at run time; brings binutils and the C library's headers",
             "libnuma1": "binds the processes of a GPU to the memory next to it",
             "numactl": "sglang starts its schedulers with it on hosts with several NUMA nodes",
         },
     },
+    # RHEL comes with curl-minimal, which a request for curl would have to replace.
     "dnf": {
         "cpu": {
             "ca-certificates": "uv and pip check the index's certificate with them",

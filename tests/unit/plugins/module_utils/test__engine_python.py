@@ -112,7 +112,8 @@ def test_platform_key(text, key, manager):
 def test_the_engine_gets_a_python(changes, source, path, packages):
     choice = decide(**changes)
     assert (choice.source, choice.path, choice.problems) == (source, path, ())
-    assert sorted(choice.packages) == sorted({*packages, "ca-certificates"})
+    always = {"ca-certificates"} | ({"curl"} if package_manager(changes.get("platform", ("debian", "13"))) == "apt" else set())
+    assert sorted(choice.packages) == sorted({*packages, *always})
 
 
 @pytest.mark.parametrize(
