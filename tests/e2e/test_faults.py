@@ -201,7 +201,9 @@ def test_a_planted_key_is_found_nowhere_but_in_its_file(deployed, host):
 
 
 def test_two_instances_of_a_host(deployed, host):
-    second = demo(name="second", port=30001, nccl_port=29001, served_model_name="second")
+    # The proxy does not answer: the engine's own warm-up must not go through it.
+    proxy = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", **DEMO["environment"]}
+    second = demo(name="second", port=30001, nccl_port=29001, served_model_name="second", environment=proxy)
     play = deployed.play(sglang_instance_second=second)
     assert play.status == "successful", play.output
     for name in ("demo", "second"):
