@@ -18,11 +18,10 @@ def test_an_environment_from_a_wheelhouse(deployed, host, tmp_path):
     prepare = tmp_path / "prepare.yml"
     prepare.write_text(yaml.safe_dump([{"hosts": "sglang", "gather_facts": False, "become": True, "tasks": copy}]))
     assert deployed.play(str(prepare)).status == "successful"
+    host.check_output("python3 -m venv /srv/pip")
+    pip = "/srv/pip/bin/pip download -q --no-deps --require-hashes --only-binary :all: -d /srv/wheels"
     for name in locks:
-        host.check_output(
-            "python3 -m venv /srv/pip && /srv/pip/bin/pip download -q --no-deps --require-hashes --only-binary :all: -d /srv/wheels -r /srv/%s.txt",
-            name,
-        )
+        host.check_output(f"{pip} -r /srv/{name}.txt")
     playbook = tmp_path / "venv.yml"
     roles = [{"role": "firstlight.sglang.sglang_venv"}]
     playbook.write_text(yaml.safe_dump([{"hosts": "sglang", "gather_facts": False, "become": True, "roles": roles}]))
