@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-import functools
 import typing as t
 from pathlib import Path
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.firstlight.sglang.plugins.module_utils import _engine_environment, _lockfile
-from ansible_collections.firstlight.sglang.plugins.plugin_utils.long_job import run_long
+from ansible_collections.firstlight.sglang.plugins.plugin_utils.long_job import read_source, run_long
 
 MODULE = "firstlight.sglang.engine_environment"
 
@@ -30,7 +28,7 @@ class ActionModule(ActionBase):
         for source, content in (("lock_src", "lock_content"), ("uv_lock_src", "uv_lock_content")):
             path = args.pop(source, None)
             if path:
-                large[content] = self._read(source, str(path))
+                large[content] = read_source(self, source, str(path))
         if "lock_content" in large:
             args["lock_sha256"] = _lockfile.sha256(large["lock_content"])
         if args.get("state", "present") == "absent" or not args.get("path"):
@@ -49,14 +47,3 @@ class ActionModule(ActionBase):
             timeout_s=int(args.get("timeout_s", 7200)),
             only_long=lambda: large,
         )
-
-    def _read(self, option: str, name: str) -> str:
-        try:
-            return _read_text(self._find_needle("files", name))
-        except (OSError, UnicodeDecodeError) as error:
-            raise AnsibleActionFail(f"{option}: expected a lock file on the controller, found: {error}") from error
-
-
-@functools.cache
-def _read_text(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8")

@@ -7,10 +7,9 @@ from __future__ import annotations
 import pathlib
 import typing as t
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.firstlight.sglang.plugins.module_utils import _checkpoint
-from ansible_collections.firstlight.sglang.plugins.plugin_utils.long_job import run_long
+from ansible_collections.firstlight.sglang.plugins.plugin_utils.long_job import read_source, run_long
 
 MODULE = "firstlight.sglang.sglang_checkpoint"
 
@@ -37,11 +36,5 @@ class ActionModule(ActionBase):
             _checkpoint.describe,
             base=str(path.with_name(f".{path.name}")),
             timeout_s=int(args.get("timeout_s", 86400)),
-            only_long=lambda: {"script_content": self._read(str(script))} if script else {},
+            only_long=lambda: {"script_content": read_source(self, "script_src", str(script))} if script else {},
         )
-
-    def _read(self, name: str) -> str:
-        try:
-            return pathlib.Path(self._find_needle("files", name)).read_bytes().decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise AnsibleActionFail(f"script_src: expected a script on the controller, found: {error}") from error

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import time
 import typing as t
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-from ansible.errors import AnsibleConnectionFailure
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.utils.display import Display
 
 if t.TYPE_CHECKING:
@@ -30,6 +30,14 @@ FIRST_POLLS_S = (1, 2, 2)  # then every:
 POLL_S = 5
 
 KILLED = "the job on the host ended without a result. Was it killed, or did memory run out? Run this again."
+
+
+def read_source(action: ActionBase, option: str, name: str) -> str:
+    """The text of a file on the controller, looked for as Ansible does in a role's files/; fails with the option's name."""
+    try:
+        return Path(action._find_needle("files", name)).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise AnsibleActionFail(f"{option}: expected a text file on the controller, found: {error}") from error
 
 
 def run_long(
