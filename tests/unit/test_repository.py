@@ -168,3 +168,9 @@ def test_the_hub_client_of_the_tests_is_the_one_of_the_locks():
     pin = re.compile(r"^huggingface-hub==([\d.]+)", re.MULTILINE)
     versions = {pin.search(path.read_text()).group(1) for path in (ROOT / "roles/sglang_venv/files/locks").glob("0.*-*.txt")}
     assert versions == {pin.search((ROOT / "requirements.txt").read_text()).group(1)}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_spec_holds_no_template(role):
+    """Ansible evaluates it even when the variable is given, and a lookup in it may fail then."""
+    assert "{{" not in (ROOT / f"roles/{role}/meta/argument_specs.yml").read_text()
