@@ -193,8 +193,14 @@ def check_extra_args(table: FlagTable, extra_args: t.Any, reserved: t.Mapping[st
         return [f"extra_args: expected a list of strings, found {extra_args!r}"]
     problems = []
     for word in extra_args:
-        option = table.by_name.get(snake(word.split("=", 1)[0])) if word.startswith("--") else None
+        if not word.startswith("--"):
+            continue
+        name = snake(word.split("=", 1)[0])
+        option = table.by_name.get(name)
+        whole = sorted(known for known in table.by_name if known.startswith(name)) if option is None and name else []
         taken = next((reserved[snake(flag)] for flag in option["flags"] if snake(flag) in reserved), None) if option else None
+        if whole:  # the engine's parser takes an abbreviation for the whole flag, whatever it is
+            problems.append(f"extra_args: {word}: an abbreviation of {' or '.join(map(spelling, whole[:3]))}; write it in full")
         if taken:
             problems.append(f"extra_args: {word}: this flag follows from the instance; {taken}")
     return problems

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import ipaddress
+import posixpath
 import re
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _flags
+from ansible_collections.firstlight.sglang.plugins.module_utils import _flags, _systemd
 
 PREFIX = "sglang_instance_"
 
@@ -104,7 +105,7 @@ def _model(raw: t.Mapping[str, t.Any], settings: Settings, catalogue: Catalogue)
     """The model of one instance: where it comes from and where it lies on the host."""
     problems = []
     name = _given(raw, "name", "")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
         problems.append(f"model.name: expected <org>/<name>, found {name!r}")
     sources = [key for key in ("path", "revision", "build") if raw.get(key) is not None]
     if len(sources) != 1:
@@ -124,8 +125,8 @@ def _model(raw: t.Mapping[str, t.Any], settings: Settings, catalogue: Catalogue)
             problems.append(f"model.build: no such script: {raw['build']!r} (neither one of the collection's nor a path on the controller)")
         else:
             model.update(source="build", revision=script[1][:12], build=script[0], path=f"{directory}/{script[1][:12]}")
-    elif model["path"] is not None and not model["path"].startswith("/"):
-        problems.append(f"model.path: expected an absolute path on the host, found {model['path']!r}")
+    elif model["path"] is not None and not (model["path"].startswith("/") and posixpath.normpath(model["path"]) == model["path"]):
+        problems.append(f"model.path: expected an absolute path on the host without . and .. and a last /, found {model['path']!r}")
     return model, problems
 
 
@@ -140,7 +141,9 @@ def _network(raw: t.Mapping[str, t.Any]) -> tuple[dict[str, t.Any], list[str]]:
         if not follows and not 1024 <= value <= 65535:
             problems.append(f"{key}: expected 1024 to 65535 (the service is not root), found {value}")
     loopback = is_loopback(host)
-    if not loopback and not raw.get("api_key_variable") and not raw.get("allow_open_network"):
+    if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z.-]*|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*", host):
+        problems.append(f"host: expected an IP address (IPv6 without brackets) or a host name, found {host!r}")
+    elif not loopback and not raw.get("api_key_variable") and not raw.get("allow_open_network"):
         problems.append(
             f"host: {host} is reachable from the network and there is no key; set api_key_variable, or allow_open_network: true "
             "if everybody who reaches the port may use it"
@@ -202,7 +205,42 @@ def _is_question(question: t.Mapping[str, t.Any]) -> bool:
     texts = {key: value for key, value in question.items() if key != "max_tokens"}
     limit = question.get("max_tokens", 1)
     right_limit = isinstance(limit, int) and not isinstance(limit, bool) and limit > 0
-    return set(texts) == {"prompt", "expect"} and all(isinstance(text, str) for text in texts.values()) and right_limit
+    return set(texts) == {"prompt", "expect"} and all(isinstance(text, str) and text.strip() for text in texts.values()) and right_limit
+
+
+def _is_gpu(gpu: t.Any) -> bool:
+    """An index, or a UUID as nvidia-smi prints it."""
+    if isinstance(gpu, str):
+        return bool(re.fullmatch(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+", gpu))
+    return isinstance(gpu, int) and not isinstance(gpu, bool) and gpu >= 0
+
+
+def _unit_text(key: str, write: t.Callable[..., str], *texts: str) -> list[str]:
+    """The problem of a text that cannot be written into a unit, if it has one."""
+    try:
+        write(*texts)
+    except _systemd.UnitTextError as error:
+        return [f"{key}: {error}"]
+    return []
+
+
+def _check_places(name: str, settings: Settings) -> list[str]:
+    """The service owns its state directory and what lies in it: nothing that belongs to root may be there."""
+    state = f"{settings.state_dir}/{name}"
+    for place in (settings.models_dir, settings.config_dir, settings.cache_dir, settings.root):
+        if f"{place}/".startswith(f"{state}/") or f"{state}/".startswith(f"{place}/"):
+            return [f"name: the state directory {state} would share {place}, which the service must not own; choose another name"]
+    return []
+
+
+def _check_ranks(raw: t.Mapping[str, t.Any]) -> list[str]:
+    """Fewer GPUs than ranks: the engine would find out after it has loaded (SGLANG: invalid device ordinal)."""
+    args, gpus = _given(raw, "args", {}), _given(raw, "gpus", [])
+    sizes = [args.get("tp_size", args.get("tensor_parallel_size", 1)), args.get("pp_size", args.get("pipeline_parallel_size", 1))]
+    if not gpus or not all(str(size).isdigit() for size in sizes):
+        return []
+    ranks = int(sizes[0]) * int(sizes[1])
+    return [f"gpus: expected {ranks} or more for tp_size x pp_size, found {len(gpus)}"] if ranks > len(gpus) else []
 
 
 def _check_device(raw: t.Mapping[str, t.Any], variant: str | None, wrong: t.Collection[str]) -> list[str]:
@@ -222,13 +260,21 @@ def _check_device(raw: t.Mapping[str, t.Any], variant: str | None, wrong: t.Coll
 
 def _check_lists(raw: t.Mapping[str, t.Any], variant: str | None, wrong: t.Collection[str]) -> list[str]:
     """Problems inside lists and free dictionaries: GPUs, environment, questions."""
-    problems = _check_device(raw, variant, wrong)
+    problems = _check_device(raw, variant, wrong) + _check_ranks(raw)
     gpus = _given(raw, "gpus", [])
-    if any(isinstance(gpu, bool) or not isinstance(gpu, (int, str)) for gpu in gpus) or len({str(gpu) for gpu in gpus}) != len(gpus):
-        problems.append(f"gpus: expected different indices (PCI bus order) or UUIDs, found {gpus!r}")
-    for name in _given(raw, "environment", {}):
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
-            problems.append(f"environment.{name}: not a name of an environment variable")
+    if not all(_is_gpu(gpu) for gpu in gpus) or len({str(gpu) for gpu in gpus}) != len(gpus):
+        problems.append(f"gpus: expected different indices (PCI bus order) or UUIDs (GPU-..., MIG-...), found {gpus!r}")
+    for name, value in _given(raw, "environment", {}).items():
+        if name == "CUDA_VISIBLE_DEVICES":
+            problems.append("environment.CUDA_VISIBLE_DEVICES: follows from the instance; set gpus")
+        elif isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            problems.append(f"environment.{name}: expected text or a number, {_flags.found(value)}")
+        else:
+            problems += _unit_text(f"environment.{name}", _systemd.assignment, str(name), str(value))
+    verify = _given(raw, "verify", {})
+    for key in ("ready_timeout_s", "warmup_timeout_s"):
+        if isinstance(verify.get(key), int) and verify[key] <= 0:
+            problems.append(f"verify.{key}: expected seconds greater than 0, found {verify[key]}")
     for number, question in enumerate(_given(_given(raw, "verify", {}), "questions", [])):
         if not isinstance(question, dict) or not _is_question(question):
             problems.append(f"verify.questions[{number}]: expected {{prompt: text, expect: text}} (and max_tokens), found {question!r}")
@@ -255,6 +301,7 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
     name = _given(raw, "name", group.replace("_", "-"))
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", name):
         problems.append(f"name: expected lower-case letters, digits and '-' (it names the unit and directories), found {name!r}")
+    problems += _check_places(name, settings)
     model: dict[str, t.Any] = {"name": "-"}
     if raw.get("model") is not None:
         model, found = _model(raw["model"], settings, catalogue)
@@ -268,6 +315,7 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
     served = _given(raw, "served_model_name", model["name"].rpartition("/")[2])
     if ":" in served or not served:
         problems.append(f"served_model_name: expected a name without ':' (the engine refuses it), found {served!r}")
+    problems += _unit_text("served_model_name", _systemd.quote_value, served) if served else []
     flags: list[str] = []
     table = catalogue.flag_table(_given(raw, "release", settings.release))
     if table is not None:
