@@ -29,8 +29,7 @@ def test_an_environment_from_a_wheelhouse(deployed, host, tmp_path):
         str(playbook),
         sglang_root="/opt/offline",
         sglang_venv_wheelhouse="/srv/wheels",
-        sglang_venv_uv_cache_dir="/opt/offline/cache",
-        sglang_venv_index_url="http://127.0.0.1:9/simple",
+        sglang_venv_uv_cache_dir="/opt/offline/cache",  # an empty one
     )
     assert play.status == "successful", play.output
     assert "--tp-size" in host.check_output("/opt/offline/releases/0.5.23-cpu-*/bin/sglang serve --help 2>/dev/null")
