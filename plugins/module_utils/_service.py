@@ -146,7 +146,8 @@ def differences(record: Mapping[str, Any] | None, now: Mapping[str, Any], *, key
         found.append("key")
     if launcher in changed:
         found.append("launcher")
-    if record.get("environment") != now["environment"]:
+    # An environment that is built anew keeps its path, and gets another record.
+    if any(record.get(key) != now.get(key) for key in ("environment", "environment_record")):
         found.append("environment")
     return found
 

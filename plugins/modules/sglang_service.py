@@ -16,7 +16,7 @@ description:
   - Whether a restart is needed is decided by comparing what runs with what is written, never by what this run has changed.
     A change that an interrupted run has left behind is thus applied by the next one.
     Compared are the unit file with its drop-ins, the key file, the launcher and the environment behind the link C(current),
-    with what the unit itself has recorded when it was started.
+    also when it was built anew under the same path, with what the unit itself has recorded when it was started.
   - In check mode it changes nothing, reports what it would do, and needs nothing to be installed, so that it can look at a blank host.
 options:
   instances:
@@ -154,6 +154,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.sglang.plugins.module_utils import _service
+from ansible_collections.firstlight.sglang.plugins.module_utils._engine_environment import MARKER
 
 RECORDS = Path("/run/sglang-server")
 UNIT_DIRECTORIES = ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system")
@@ -192,7 +193,11 @@ class Host:
 
     def now(self, shown, instance, launcher):
         paths = {shown.get("FragmentPath", ""), *shown.get("DropInPaths", "").split(), instance.get("api_key_path") or "", launcher} - {""}
-        return {"files": {path: sha256_of(path) for path in paths}, "environment": os.path.realpath(instance["current"])}
+        return {
+            "files": {path: sha256_of(path) for path in paths},
+            "environment": os.path.realpath(instance["current"]),
+            "environment_record": sha256_of(Path(instance["current"], MARKER)),
+        }
 
     def outdated(self, instance, shown):
         """Whether systemd has loaded something else than lies on the disk."""

@@ -93,7 +93,7 @@ def test_port_conflicts_name_the_owner():
     assert "cannot be seen" in _service.port_conflicts(INSTANCE, listeners, {}, [])[0]
 
 
-NOW = {"files": {"/u": "1", "/k": "2", "/l": "3"}, "environment": "/e"}
+NOW = {"files": {"/u": "1", "/k": "2", "/l": "3"}, "environment": "/e", "environment_record": "4"}
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,13 @@ NOW = {"files": {"/u": "1", "/k": "2", "/l": "3"}, "environment": "/e"}
         (NOW, []),
         ({**NOW, "outdated": True}, ["unit"]),
         ({**NOW, "environment": "/old"}, ["environment"]),
+        ({**NOW, "environment_record": "9"}, ["environment"]),  # built anew
+        ({**NOW, "environment_record": None}, ["environment"]),
+        ({"files": NOW["files"], "environment": "/e"}, ["environment"]),  # a record of an earlier launcher
         ({**NOW, "files": {**NOW["files"], "/k": "9"}}, ["key"]),
         ({**NOW, "files": {**NOW["files"], "/l": "9"}}, ["launcher"]),
         ({**NOW, "files": {**NOW["files"], "/u.d/x.conf": "9"}}, ["unit"]),
-        ({"files": {"/u": "1", "/l": "3"}, "environment": "/e"}, ["key"]),
+        ({"files": {"/u": "1", "/l": "3"}, "environment": "/e", "environment_record": "4"}, ["key"]),
         ({}, ["unit", "key", "launcher", "environment"]),
     ],
 )
