@@ -243,7 +243,13 @@ class Host:
                 name = _service.instance_of_unit(text)
                 if name is not None:
                     key_path = _service.key_file_of_unit(text)
-                    units[path.name] = {"name": name, "unit": path.name, "unit_path": str(path), "api_key_path": key_path}
+                    units[path.name] = {
+                        "name": name,
+                        "unit": path.name,
+                        "unit_path": str(path),
+                        "api_key_path": key_path,
+                        "ports": _service.ports_of_unit(text),
+                    }
         return units
 
     def last_lines(self, unit):
@@ -407,7 +413,7 @@ def main():
                 instance["current"] = first and first.replace(f"/{instances[0]['name']}/", f"/{instance['name']}/")
             absent(module, host, list(unlisted.values()), result)
         if module.params["state"] != "absent":
-            run(module, host, instances, listed | set(unlisted if module.params["prune"] else ()), result)
+            run(module, host, instances, listed, unlisted, result)
     except RuntimeError as error:
         shown = host.show([instance["unit"] for instance in instances])
         failed = [unit for unit in shown if shown[unit]["ActiveState"] != "active"]
@@ -418,11 +424,25 @@ def main():
     module.exit_json(needed=result["changed"], **result)
 
 
-def run(module, host, instances, exempt, result):
+def conflicts_with_unlisted(host, instances, unlisted):
+    """Ports of units that no listed instance has, and that are started now or at the next boot."""
+    shown = host.show(list(unlisted))
+    alive = {
+        unit: unlisted[unit]["ports"]
+        for unit in unlisted
+        if shown.get(unit, {}).get("ActiveState") not in ("inactive", "failed") or shown[unit].get("UnitFileState") == "enabled"
+    }
+    return _service.unlisted_conflicts(instances, alive)
+
+
+def run(module, host, instances, listed, unlisted, result):
     """Started or stopped."""
     seen = look(module, host, instances)
     outdated = any(entry["outdated"] for entry in seen)
-    problems = conflicts(host, seen, exempt)
+    pruned = unlisted if module.params["prune"] else {}
+    problems = conflicts(host, seen, listed | set(pruned))
+    if module.params["state"] == "started" and not pruned:
+        problems = conflicts_with_unlisted(host, instances, unlisted) + problems
     if problems:
         module.fail_json(msg="\n".join(problems), **result)
     planned = [entry for entry in seen if entry["plan"].action != "none" or entry["plan"].enable is not None]
