@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ansible_collections.firstlight.sglang.plugins.modules import sglang_service
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,6 +129,19 @@ def test_an_environment_that_is_built_anew_has_another_fingerprint(tmp_path):
     after = launch.fingerprint([], link)
     assert after["environment"] == before["environment"]
     assert after["environment_record"] == launch.sha256_of(environment / ".firstlight.json")
+
+
+def test_the_module_computes_the_same_fingerprint(tmp_path):
+    unit, dropin, key = (tmp_path / name for name in ("x.service", "x.conf", "key.yaml"))
+    for file in (unit, dropin, key):
+        file.write_text(file.name)
+    (tmp_path / "release").mkdir()
+    (tmp_path / "release" / ".firstlight.json").write_text("{}")
+    (tmp_path / "current").symlink_to("release")
+    shown = {"FragmentPath": str(unit), "DropInPaths": str(dropin)}
+    instance = {"api_key_path": str(key), "current": str(tmp_path / "current")}
+    record = launch.fingerprint([str(unit), str(dropin), str(key), str(FILE)], instance["current"])
+    assert sglang_service.Host(None).now(shown, instance, str(FILE)) == record
 
 
 def account(uid):
