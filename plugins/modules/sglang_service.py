@@ -49,7 +49,9 @@ options:
     type: bool
     default: true
   prune:
-    description: Whether units that this collection has written, and that no listed instance has, are removed.
+    description:
+      - Whether units that this collection has written, and that no listed instance has, are removed.
+      - When not, a port that such a unit and a listed instance both have is refused.
     type: bool
     default: false
   rewritten:
@@ -440,9 +442,11 @@ def run(module, host, instances, listed, unlisted, result):
     seen = look(module, host, instances)
     outdated = any(entry["outdated"] for entry in seen)
     pruned = unlisted if module.params["prune"] else {}
-    problems = conflicts(host, seen, listed | set(pruned))
+    problems = []
     if module.params["state"] == "started" and not pruned:
-        problems = conflicts_with_unlisted(host, instances, unlisted) + problems
+        problems = conflicts_with_unlisted(host, instances, unlisted)
+    told = {unit for unit in unlisted if any(f": {unit} is no longer listed" in problem for problem in problems)}
+    problems += conflicts(host, seen, listed | set(pruned) | told)
     if problems:
         module.fail_json(msg="\n".join(problems), **result)
     planned = [entry for entry in seen if entry["plan"].action != "none" or entry["plan"].enable is not None]
