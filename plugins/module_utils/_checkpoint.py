@@ -537,3 +537,13 @@ def describe(progress: t.Mapping[str, t.Any]) -> str:
         words += f", {size_words(done)} written"
     line = progress.get("line")
     return f"{words}: {line}" if line else words
+
+
+def full_disk_words(text: str, directory: str) -> str:
+    """What an error means that says that a file system is full, whatever program says it; empty when it says something else."""
+    if not re.search(r"No space left on device|os error 28\b|\[Errno (?:28|122)\]|ENOSPC|Disk quota exceeded", text):
+        return ""
+    return (
+        f"the file system of {directory} is full, or its quota is. "
+        f"Free space there (df -h {directory}), or keep the models elsewhere (sglang_models_dir)."
+    )

@@ -41,7 +41,12 @@ _BEFORE_GRAPHS = ("starting", "importing", "connecting_ranks", "loading_weights"
 _SERVING = ("warming_up", "ready", "draining")
 _FFMPEG = r"lib(?:avutil|avcodec|avformat|avdevice|avfilter|swscale|swresample)\.so"
 
-# The first rule that matches a line wins, so a special case stands before the general one. `{name}` in an advice is a group of the pattern.
+_DAMAGED = "The environment is damaged: remove {environment}/.firstlight.json and run site.yml again, it rebuilds."
+# A frame of a traceback, or a file that could not be loaded: where the environment is.
+_ENVIRONMENT = re.compile(r"(?P<path>/[^\s'\"(]+)/lib(?:64)?/python3\.\d+/")
+
+# The first rule that matches a line wins, so a special case stands before the general one. `{name}` in an advice is a group of the pattern,
+# `{environment}` the environment that the lines so far speak of.
 RULES: tuple[Rule, ...] = (
     # --- looks bad, is not ---
     _rule(
@@ -173,6 +178,12 @@ RULES: tuple[Rule, ...] = (
         "error",
         r"Model architectures .* (?:are not supported|failed)|model type `\S+` but Transformers does not recognize",
         "This release cannot serve this model, or lacks a package of its class: see the import errors above, or take a newer release.",
+    ),
+    _rule(
+        "output_not_a_number",
+        "error",
+        r"probability tensor contains either .inf., .nan. or element < 0",
+        "The model computes inf or nan: its weights are damaged (stage it again), or overflow in this data type (args.dtype: bfloat16).",
     ),
     # --- memory ---
     _rule(
@@ -355,6 +366,18 @@ RULES: tuple[Rule, ...] = (
         "Install the package that has {library}.",
     ),
     _rule(
+        "environment_damaged",
+        "error",
+        r"^\s*ModuleNotFoundError: No module named '(?P<module>(?!transformers_modules)[^']+)'",
+        _DAMAGED + " If only a backend that args names wants {module}, name another one.",
+    ),
+    _rule(
+        "environment_damaged",
+        "error",
+        r"^\s*ImportError: (?:cannot import name .*/site-packages/|/\S+/site-packages/\S+: undefined symbol)",
+        _DAMAGED,
+    ),
+    _rule(
         "glibc_too_old",
         "error",
         r"version `GLIBC(?:XX)?_[\d.]+' not found",
@@ -391,6 +414,12 @@ RULES: tuple[Rule, ...] = (
         "error",
         r"ProxyError|Cannot connect to proxy|Tunnel connection failed",
         "The engine's warm-up went through a proxy: add NO_PROXY and no_proxy (127.0.0.1,localhost) to the instance's environment.",
+    ),
+    _rule(
+        "own_key_refused",
+        "error",
+        r"(?:AssertionError|warmup error): .*Response \[401\]",
+        "The engine refuses its own key: the key file does not hold what the engine was started with. Set the key again.",
     ),
     _rule(
         "warm_up_failed",
@@ -487,8 +516,12 @@ def diagnose(lines: t.Sequence[LogLine], *, secrets: t.Sequence[str] = ()) -> li
     """Every problem that the lines speak of, once each: errors first, in the order in which they appeared."""
     problems: dict[str, Problem] = {}
     phase = "starting"
+    environment = "<environment>"
     for line in lines:
         text = clean_line(line.text)
+        frame = _ENVIRONMENT.search(text) if "/site-packages/" in text else None
+        if frame:
+            environment = frame["path"]
         phase = _marker_phase(text, phase)
         if "server_args=" in text:
             continue  # names every flag, and the key
@@ -500,6 +533,7 @@ def diagnose(lines: t.Sequence[LogLine], *, secrets: t.Sequence[str] = ()) -> li
                 problems[rule.code]["count"] += 1
             else:
                 groups = {name: shorten(value or "?", 120) for name, value in match.groupdict().items()}
+                groups["environment"] = environment
                 problems[rule.code] = {
                     "code": rule.code,
                     "severity": rule.severity,
@@ -513,7 +547,7 @@ def diagnose(lines: t.Sequence[LogLine], *, secrets: t.Sequence[str] = ()) -> li
     dropped = set()
     if codes - {"compiler_failed"} & {"linker_missing", "header_missing", "compiler_killed", "library_missing_at_link", "nvcc_missing"}:
         dropped.add("compiler_failed")  # says only that a command failed
-    if "warm_up_through_proxy" in codes or "port_in_use" in codes:
+    if codes & {"warm_up_through_proxy", "port_in_use", "own_key_refused"}:
         dropped.add("warm_up_failed")
     if any(problem["severity"] == "error" and problem["code"] not in dropped for problem in found):
         dropped.update(problem["code"] for problem in found if problem["severity"] == "consequence")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -146,7 +147,8 @@ def differences(record: Mapping[str, Any] | None, now: Mapping[str, Any], *, key
         found.append("key")
     if launcher in changed:
         found.append("launcher")
-    if record.get("environment") != now["environment"]:
+    # An environment that is built anew keeps its path, and gets another record.
+    if any(record.get(key) != now.get(key) for key in ("environment", "environment_record")):
         found.append("environment")
     return found
 
@@ -200,3 +202,46 @@ def key_file_of_unit(text: str) -> str | None:
     """The key file that a unit loads."""
     match = re.search(r"^LoadCredential=api_key\.yaml:(/.+)$", text, re.MULTILINE)
     return match.group(1).replace("%%", "%") if match else None
+
+
+def command_of_unit(text: str) -> list[str]:
+    """The words of ExecStart= in a unit that this collection wrote; nothing when it cannot be read."""
+    match = re.search(r"^ExecStart=((?:.*\\\n)*.*)$", text, re.MULTILINE)
+    try:
+        return shlex.split(match.group(1).replace("\\\n", " ")) if match else []
+    except ValueError:
+        return []
+
+
+def ports_of_unit(text: str) -> dict[str, Any]:
+    """What the engine of a unit listens on: host, port and nccl_port, as far as its command line names them."""
+    words = command_of_unit(text)
+    found: dict[str, Any] = {}
+    for flag, value in zip(words, words[1:]):
+        if flag in ("--port", "--nccl-port") and value.isdigit():
+            found[flag[2:].replace("-", "_")] = int(value)
+        elif flag == "--host":
+            found["host"] = value
+    return found
+
+
+def unlisted_conflicts(instances: Iterable[Mapping[str, Any]], unlisted: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Ports of units that are no longer listed, in words: their engines may still load, and not listen yet.
+
+    unlisted: unit name -> what ports_of_unit says.
+    """
+    problems = []
+    for instance in instances:
+        for unit, ports in unlisted.items():
+            # The helper port listens on every address.
+            addresses = {"port": str(ports.get("host", "127.0.0.1")), "nccl_port": "0.0.0.0"}  # noqa: S104
+            wanted = {"port": str(instance["host"]), "nccl_port": "0.0.0.0"}  # noqa: S104
+            for label, host in wanted.items():
+                port = instance.get(label)
+                for other, address in addresses.items():
+                    if port is not None and ports.get(other) == int(port) and addresses_collide(host, address):
+                        problems.append(
+                            f"{instance['name']}: {unit} is no longer listed and has {other} {port}: "
+                            f"remove it with sglang_server_prune: true, or give the instance another {label}"
+                        )
+    return problems

@@ -195,6 +195,13 @@ def build_previous(*, name: str, invocation: str, lines: t.Sequence[LogLine], se
     }
 
 
+def name_owner(problems: t.Iterable[Problem], owner: str) -> None:
+    """The log of an engine that found its port taken does not say by whom; this does."""
+    for problem in problems:
+        if problem["code"] == "port_in_use" and owner and owner not in problem["found"]:
+            problem["found"] = f"{problem['found']} (held by {owner})"
+
+
 def _foreign_listener(http: HttpLook) -> Problem:
     return {
         "code": "port_in_use",

@@ -178,6 +178,12 @@ def belongs_to_unit(cgroup_text: str, unit: str) -> bool:
     return any(unit in line.rsplit(":", 1)[-1].split("/") for line in cgroup_text.splitlines())
 
 
+def owner_words(name: str, pid: str, cgroup_text: str) -> str:
+    """A process, with its unit when it is in one."""
+    match = re.search(r"/([^/\s]+\.service)(?:/|$)", cgroup_text, re.MULTILINE)
+    return f"{name.strip()} (pid {pid}{f', unit {match[1]}' if match else ''})"
+
+
 def restart_note(before: UnitState, now: UnitState) -> str:
     """What happened between two looks that a mere state does not show; empty when nothing did."""
     if now["restarts"] > before["restarts"]:

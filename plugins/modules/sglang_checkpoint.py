@@ -232,6 +232,7 @@ OPTIONS: dict[str, dict[str, t.Any]] = {
     "lease_s": {"type": "int", "default": 0},
     "timeout_s": {"type": "int", "default": 86400},
 }
+LOG_ROOM_BYTES = 65536
 ACTIONS = {"hub": "download", "build": "build"}
 
 
@@ -465,10 +466,14 @@ class Checkpoint:
         if rc != 0:
             lines = [line for line in text.splitlines() if line.strip()]
             said = [line[len("error: ") :] for line in lines if line.startswith("error: ")]
+            # On a full disk the log could not be written either.
+            silent = not lines and shutil.disk_usage(self.path.parent).free < LOG_ROOM_BYTES
+            full = core.full_disk_words("ENOSPC" if silent else text, str(self.path.parent))
+            said = [full] if full else said
             kept = " Run the playbook again when that is solved; what was downloaded is kept." if what == "download" else ""
             text = f"{self.path}: the {what} failed (exit code {rc}).{kept}\n" + "\n".join(said or lines[-15:])
             # What is missing is told even when the way to it is closed.
-            rest = self.look(self.output, use_record=False) if self.output.is_dir() else None
+            rest = self.look(self.output, use_record=False) if self.output.is_dir() and not full else None
             if rest is not None and rest.report.problems:
                 raise StageError(f"{text}\n{core.summary(str(self.output), rest.report)}", rest.report)
             raise StageError(text.partition(": ")[2])
@@ -610,7 +615,8 @@ def main() -> None:
         look = present(module, checkpoint, before, result)
     except (StageError, _long_job.AbandonedError, OSError) as error:
         report = getattr(error, "report", None) or core.Report([], [], {})
-        text = str(error) if report.problems else f"{checkpoint.path}: {error}"
+        said = core.full_disk_words(str(error), str(checkpoint.path.parent)) if isinstance(error, OSError) else ""
+        text = str(error) if report.problems else f"{checkpoint.path}: {said or error}"
         module.fail_json(msg=text, problems=[problem._asdict() for problem in report.problems], **result)
     finally:
         if checkpoint.job.lock_fd >= 0:

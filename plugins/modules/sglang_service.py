@@ -16,7 +16,7 @@ description:
   - Whether a restart is needed is decided by comparing what runs with what is written, never by what this run has changed.
     A change that an interrupted run has left behind is thus applied by the next one.
     Compared are the unit file with its drop-ins, the key file, the launcher and the environment behind the link C(current),
-    with what the unit itself has recorded when it was started.
+    also when it was built anew under the same path, with what the unit itself has recorded when it was started.
   - In check mode it changes nothing, reports what it would do, and needs nothing to be installed, so that it can look at a blank host.
 options:
   instances:
@@ -49,7 +49,9 @@ options:
     type: bool
     default: true
   prune:
-    description: Whether units that this collection has written, and that no listed instance has, are removed.
+    description:
+      - Whether units that this collection has written, and that no listed instance has, are removed.
+      - When not, a port that such a unit and a listed instance both have is refused.
     type: bool
     default: false
   rewritten:
@@ -154,6 +156,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.sglang.plugins.module_utils import _service
+from ansible_collections.firstlight.sglang.plugins.module_utils._engine_environment import MARKER
 
 RECORDS = Path("/run/sglang-server")
 UNIT_DIRECTORIES = ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system")
@@ -192,7 +195,11 @@ class Host:
 
     def now(self, shown, instance, launcher):
         paths = {shown.get("FragmentPath", ""), *shown.get("DropInPaths", "").split(), instance.get("api_key_path") or "", launcher} - {""}
-        return {"files": {path: sha256_of(path) for path in paths}, "environment": os.path.realpath(instance["current"])}
+        return {
+            "files": {path: sha256_of(path) for path in paths},
+            "environment": os.path.realpath(instance["current"]),
+            "environment_record": sha256_of(Path(instance["current"], MARKER)),
+        }
 
     def outdated(self, instance, shown):
         """Whether systemd has loaded something else than lies on the disk."""
@@ -238,7 +245,13 @@ class Host:
                 name = _service.instance_of_unit(text)
                 if name is not None:
                     key_path = _service.key_file_of_unit(text)
-                    units[path.name] = {"name": name, "unit": path.name, "unit_path": str(path), "api_key_path": key_path}
+                    units[path.name] = {
+                        "name": name,
+                        "unit": path.name,
+                        "unit_path": str(path),
+                        "api_key_path": key_path,
+                        "ports": _service.ports_of_unit(text),
+                    }
         return units
 
     def last_lines(self, unit):
@@ -402,7 +415,7 @@ def main():
                 instance["current"] = first and first.replace(f"/{instances[0]['name']}/", f"/{instance['name']}/")
             absent(module, host, list(unlisted.values()), result)
         if module.params["state"] != "absent":
-            run(module, host, instances, listed | set(unlisted if module.params["prune"] else ()), result)
+            run(module, host, instances, listed, unlisted, result)
     except RuntimeError as error:
         shown = host.show([instance["unit"] for instance in instances])
         failed = [unit for unit in shown if shown[unit]["ActiveState"] != "active"]
@@ -413,11 +426,27 @@ def main():
     module.exit_json(needed=result["changed"], **result)
 
 
-def run(module, host, instances, exempt, result):
+def conflicts_with_unlisted(host, instances, unlisted):
+    """Ports of units that no listed instance has, and that are started now or at the next boot."""
+    shown = host.show(list(unlisted))
+    alive = {
+        unit: unlisted[unit]["ports"]
+        for unit in unlisted
+        if shown.get(unit, {}).get("ActiveState") not in ("inactive", "failed") or shown[unit].get("UnitFileState") == "enabled"
+    }
+    return _service.unlisted_conflicts(instances, alive)
+
+
+def run(module, host, instances, listed, unlisted, result):
     """Started or stopped."""
     seen = look(module, host, instances)
     outdated = any(entry["outdated"] for entry in seen)
-    problems = conflicts(host, seen, exempt)
+    pruned = unlisted if module.params["prune"] else {}
+    problems = []
+    if module.params["state"] == "started" and not pruned:
+        problems = conflicts_with_unlisted(host, instances, unlisted)
+    told = {unit for unit in unlisted if any(f": {unit} is no longer listed" in problem for problem in problems)}
+    problems += conflicts(host, seen, listed | set(pruned) | told)
     if problems:
         module.fail_json(msg="\n".join(problems), **result)
     planned = [entry for entry in seen if entry["plan"].action != "none" or entry["plan"].enable is not None]

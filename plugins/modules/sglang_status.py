@@ -144,6 +144,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._status import (
     build_previous,
     check_instances,
     environment_of_target,
+    name_owner,
     python_of_environment,
     read_api_key,
 )
@@ -155,6 +156,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._unit_state impo
     http_state,
     is_running,
     listening_inodes,
+    owner_words,
     parse_show,
 )
 
@@ -199,7 +201,7 @@ def find_listener(port: int, unit: str, main_pid: int) -> tuple[str, str]:
             if any(str(entry.readlink()) in wanted for entry in (process / "fd").iterdir()):
                 if belongs_to_unit(read_text(str(process / "cgroup")), unit):
                     return "unit", ""
-                return "other", "{} (pid {})".format(read_text(str(process / "comm")).strip(), process.name)
+                return "other", owner_words(read_text(str(process / "comm")), process.name, read_text(str(process / "cgroup")))
     return "unknown", ""
 
 
@@ -228,6 +230,8 @@ def look_at(module: AnsibleModule, instance: dict[str, t.Any], unit: UnitState, 
     http = look_at_port(instance["url"], unit)
     lines = read_journal(module, unit["invocation_id"])
     look = build_look(name=instance["name"], unit=unit, lines=lines, http=http, now_s=time.monotonic(), secrets=secrets)
+    if any(problem["code"] == "port_in_use" for problem in look["problems"]):
+        name_owner(look["problems"], find_listener(address_of(instance["url"])[1], unit["unit"], unit["main_pid"])[1])
     current = instance.get("current") or ""
     look["environment_id"] = environment_of_target(os.path.realpath(current)) if current and os.path.lexists(current) else None
     look["python"] = python_of_environment(read_text(os.path.join(current, "pyvenv.cfg"))) if current else None

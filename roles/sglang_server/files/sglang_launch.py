@@ -30,6 +30,7 @@ from pathlib import Path
 RECORDS = Path("/run/sglang-server")
 KEY_FILE = "api_key.yaml"
 LOCK_FILE = "log.lock"
+ENVIRONMENT_RECORD = ".firstlight.json"  # written anew whenever the environment is built anew, under the same path
 MASK = b"***"
 SHORT = 4
 READ_BYTES = 65536
@@ -177,7 +178,11 @@ def sha256_of(path):
 
 def fingerprint(files, link):
     """Everything that a running engine was started from; the module sglang_service computes the same later and compares."""
-    return {"files": {path: sha256_of(path) for path in sorted(files)}, "environment": os.path.realpath(link)}
+    return {
+        "files": {path: sha256_of(path) for path in sorted(files)},
+        "environment": os.path.realpath(link),
+        "environment_record": sha256_of(Path(link, ENVIRONMENT_RECORD)),
+    }
 
 
 def unit_files(unit):
@@ -287,16 +292,33 @@ def close_ports(unit, ports):
 # ---------------------------------------------------------------- before and after
 
 
+def own_directory(path, account):
+    """Make a directory of the service's, or take an empty one of root's. Anything else may be someone's data: it is never taken over."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    expected = f"{path}: expected a directory of the user {account.pw_name}, or an empty one of root's, found"
+    if not path.is_dir():
+        raise LaunchError(f"{expected} no directory. Remove it, or let the instance use another directory")
+    owner = path.stat().st_uid
+    if owner == account.pw_uid:
+        return
+    # lost+found: a file system of its own is mounted here
+    filled = any(entry.name != "lost+found" for entry in path.iterdir())
+    if owner != 0 or filled:
+        found = f"one of user id {owner}" + (" with something in it" if filled else "")
+        raise LaunchError(
+            f"{expected} {found}. Give the instance another name or another directory; "
+            f"or, if it is the instance's own, hand it over (chown -R {account.pw_name} {path}) and start the service again"
+        )
+    os.chown(path, account.pw_uid, account.pw_gid)
+
+
 def prepare(arguments):
     os.umask(0o022)  # the unit's own is for the engine
     account = pwd.getpwnam(arguments.user)
     for directory in arguments.directory:
-        path = Path(directory)
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        if path.stat().st_uid != account.pw_uid:
-            os.chown(path, account.pw_uid, account.pw_gid)
+        own_directory(Path(directory), account)
     ports = close_ports(arguments.unit, arguments.close_port) if arguments.close_port else "open"
     loaded, outdated = unit_files(arguments.unit)
     record = fingerprint([*loaded, *arguments.file, str(Path(__file__).resolve())], arguments.link)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import pwd
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ansible_collections.firstlight.sglang.plugins.modules import sglang_service
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,3 +116,66 @@ def test_rules_replace_themselves():
     rules = launch.close_rules("sglang-a-b.service", [29000])
     assert rules.startswith("table inet sglang_a_b\ndelete table inet sglang_a_b\ntable inet sglang_a_b {")
     assert 'iifname != "lo" tcp dport { 29000 } drop' in rules
+
+
+def test_an_environment_that_is_built_anew_has_another_fingerprint(tmp_path):
+    environment = tmp_path / "release"
+    environment.mkdir()
+    link = tmp_path / "current"
+    link.symlink_to(environment)
+    before = launch.fingerprint([], link)
+    assert before == {"files": {}, "environment": str(environment), "environment_record": None}
+    (environment / ".firstlight.json").write_text("{}")
+    after = launch.fingerprint([], link)
+    assert after["environment"] == before["environment"]
+    assert after["environment_record"] == launch.sha256_of(environment / ".firstlight.json")
+
+
+def test_the_module_computes_the_same_fingerprint(tmp_path):
+    unit, dropin, key = (tmp_path / name for name in ("x.service", "x.conf", "key.yaml"))
+    for file in (unit, dropin, key):
+        file.write_text(file.name)
+    (tmp_path / "release").mkdir()
+    (tmp_path / "release" / ".firstlight.json").write_text("{}")
+    (tmp_path / "current").symlink_to("release")
+    shown = {"FragmentPath": str(unit), "DropInPaths": str(dropin)}
+    instance = {"api_key_path": str(key), "current": str(tmp_path / "current")}
+    record = launch.fingerprint([str(unit), str(dropin), str(key), str(FILE)], instance["current"])
+    assert sglang_service.Host(None).now(shown, instance, str(FILE)) == record
+
+
+def account(uid):
+    return pwd.struct_passwd(("sglang", "x", uid, uid, "", "/", "/bin/false"))
+
+
+def test_a_directory_of_the_service_is_left_alone(tmp_path):
+    (tmp_path / "file").touch()
+    launch.own_directory(tmp_path, account(tmp_path.stat().st_uid))
+    launch.own_directory(tmp_path / "a" / "b", account(os.getuid()))
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_no_directory_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(launch.LaunchError, match="found no directory"):
+        launch.own_directory(tmp_path / "file", account(os.getuid()))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives directories to other users")
+@pytest.mark.parametrize(
+    ("owner", "content", "taken"),
+    [(0, None, True), (0, "lost+found", True), (0, "Qwen--Qwen3.6-27B", False), (1234, None, False), (1234, "x", False)],
+)
+def test_a_directory_of_others_is_not_taken_over(tmp_path, owner, content, taken):
+    path = tmp_path / "models"
+    path.mkdir()
+    if content:
+        (path / content).mkdir()
+    os.chown(path, owner, owner)
+    if taken:
+        launch.own_directory(path, account(4321))
+        assert path.stat().st_uid == 4321
+    else:
+        with pytest.raises(launch.LaunchError, match="Give the instance another name"):
+            launch.own_directory(path, account(4321))
+        assert path.stat().st_uid == owner

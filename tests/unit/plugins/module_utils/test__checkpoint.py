@@ -347,3 +347,19 @@ def test_any_header_is_parsed_or_refused(text: bytes) -> None:
 )  # fmt: skip
 def test_describe(progress: dict[str, object], line: str) -> None:
     assert core.describe(progress) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("OSError: [Errno 28] No space left on device: '/srv/models/x.partial/a'", True),
+        ("safetensors_rust.SafetensorError: I/O error: No space left on device (os error 28)", True),
+        ("OSError: [Errno 122] Disk quota exceeded", True),
+        ("OSError: [Errno 13] Permission denied: '/srv/models'", False),
+        ("", False),
+    ],
+)
+def test_a_full_disk_is_told_in_words(text, full):
+    words = core.full_disk_words(text, "/srv/models")
+    assert bool(words) is full
+    assert not full or words.startswith("the file system of /srv/models is full")

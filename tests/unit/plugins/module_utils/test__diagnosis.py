@@ -103,6 +103,16 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 448.00 MiB.
         ("safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer", "shard_broken"),
         ("requests.exceptions.ProxyError: HTTPConnectionPool(host='10.0.0.1', port=3128)", "warm_up_through_proxy"),
         ("Initialization failed. warmup error: Traceback", "warm_up_failed"),
+        (
+            "Initialization failed. warmup error: Traceback (most recent call last):\n"
+            'AssertionError: res=<Response [401]>, res.text=\'{"error":"Unauthorized"}\'',
+            "own_key_refused",
+        ),
+        ("RuntimeError: probability tensor contains either `inf`, `nan` or element < 0", "output_not_a_number"),
+        ("ModuleNotFoundError: No module named 'orjson'", "environment_damaged"),
+        ("ImportError: cannot import name 'a' from 'b' (/e/lib/python3.12/site-packages/b/__init__.py)", "environment_damaged"),
+        ("ImportError: /e/lib/python3.12/site-packages/b/_c.so: undefined symbol: _ZN3c10", "environment_damaged"),
+        ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", "libcuda_missing"),
         ("RuntimeError: CUDA error: an illegal memory access was encountered", "cuda_fault"),
         ("sglang serve: error: ambiguous option: --cuda-graph-max-bs could match --cuda-graph-max-bs-decode, --x", "ambiguous_flag"),
         ("API key is not supported in multi-tokenizer mode", "key_with_many_tokenizers"),
@@ -142,6 +152,16 @@ def test_a_general_word_gives_way_to_the_cause():
     assert codes(text) == ["header_missing"]
     assert codes("Received sigquit from a child process. It usually means the child failed.", "consequence") == ["child_failed"]
     assert codes(OOM + "\nReceived sigquit from a child process.", "consequence") == []
+
+
+def test_a_damaged_environment_is_named():
+    text = '  File "/opt/sglang/releases/0.5.23-cuda-1a/lib/python3.12/site-packages/sglang/x.py", line 3, in <module>\n    import orjson\n'
+    error = "ModuleNotFoundError: No module named 'orjson'"
+    (problem,) = diagnosis.diagnose(lines_of(text + error))
+    assert "remove /opt/sglang/releases/0.5.23-cuda-1a/.firstlight.json and run site.yml again" in problem["advice"]
+    (problem,) = diagnosis.diagnose(lines_of(error))
+    assert "remove <environment>/.firstlight.json" in problem["advice"]
+    assert codes("ModuleNotFoundError: No module named 'transformers_modules.x'") == []
 
 
 def test_fewer_requests_than_wanted_is_a_warning_with_both_numbers():
@@ -186,4 +206,4 @@ def test_what_systemd_adds(values, code):
 
 def test_every_advice_can_be_filled_in():
     for rule in diagnosis.RULES:
-        rule.advice.format(**dict.fromkeys(rule.pattern.groupindex, "x"))
+        rule.advice.format(**dict.fromkeys([*rule.pattern.groupindex, "environment"], "x"))

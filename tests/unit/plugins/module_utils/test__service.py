@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from ansible_collections.firstlight.sglang.plugins.module_utils import _service
 
@@ -93,7 +95,7 @@ def test_port_conflicts_name_the_owner():
     assert "cannot be seen" in _service.port_conflicts(INSTANCE, listeners, {}, [])[0]
 
 
-NOW = {"files": {"/u": "1", "/k": "2", "/l": "3"}, "environment": "/e"}
+NOW = {"files": {"/u": "1", "/k": "2", "/l": "3"}, "environment": "/e", "environment_record": "4"}
 
 
 @pytest.mark.parametrize(
@@ -103,10 +105,13 @@ NOW = {"files": {"/u": "1", "/k": "2", "/l": "3"}, "environment": "/e"}
         (NOW, []),
         ({**NOW, "outdated": True}, ["unit"]),
         ({**NOW, "environment": "/old"}, ["environment"]),
+        ({**NOW, "environment_record": "9"}, ["environment"]),  # built anew
+        ({**NOW, "environment_record": None}, ["environment"]),
+        ({"files": NOW["files"], "environment": "/e"}, ["environment"]),  # a record of an earlier launcher
         ({**NOW, "files": {**NOW["files"], "/k": "9"}}, ["key"]),
         ({**NOW, "files": {**NOW["files"], "/l": "9"}}, ["launcher"]),
         ({**NOW, "files": {**NOW["files"], "/u.d/x.conf": "9"}}, ["unit"]),
-        ({"files": {"/u": "1", "/l": "3"}, "environment": "/e"}, ["key"]),
+        ({"files": {"/u": "1", "/l": "3"}, "environment": "/e", "environment_record": "4"}, ["key"]),
         ({}, ["unit", "key", "launcher", "environment"]),
     ],
 )
@@ -153,3 +158,43 @@ def test_only_our_units_are_ours():
     assert _service.key_file_of_unit(ours) == "/etc/sglang/100%.yaml"
     assert _service.instance_of_unit("[Unit]\nInstance=demo\n") is None
     assert _service.key_file_of_unit("[Service]\n") is None
+
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "sglang-qwen3-6-27b.service"
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"),
+    [
+        ("", {}),
+        ("[Service]\nExecStart=/e/python run -- /e/sglang \\\n  --host 0.0.0.0 \\\n  --port 30001\n", {"host": "0.0.0.0", "port": 30001}),
+        (
+            "[Service]\nExecStartPre=+/x --port 1\nExecStart=/e --port 2 --nccl-port 3\nExecStopPost=/x --port 4\n",
+            {"port": 2, "nccl_port": 3},
+        ),
+        ('[Service]\nExecStart=/e --served-model-name "a --port 1" --port 2\n', {"port": 2}),
+        ('[Service]\nExecStart=/e "--port 2\n', {}),
+    ],
+)
+def test_ports_of_a_unit(text, ports):
+    assert _service.ports_of_unit(text) == ports
+
+
+def test_ports_of_a_unit_that_the_role_writes():
+    assert _service.ports_of_unit(GOLDEN.read_text()) == {"host": "127.0.0.1", "port": 30000, "nccl_port": 29000}
+
+
+@pytest.mark.parametrize(
+    ("ports", "words"),
+    [
+        ({}, []),
+        ({"host": "127.0.0.1", "port": 30001, "nccl_port": 29001}, []),
+        ({"host": "10.0.0.1", "port": 30000}, []),
+        ({"host": "0.0.0.0", "port": 30000}, ["port 30000: remove it with sglang_server_prune: true, or give the instance another port"]),
+        ({"nccl_port": 29000}, ["nccl_port 29000: remove it with sglang_server_prune: true, or give the instance another nccl_port"]),
+        ({"nccl_port": 30000}, ["nccl_port 30000: remove it with sglang_server_prune: true, or give the instance another port"]),
+    ],
+)
+def test_ports_of_units_that_are_no_longer_listed(ports, words):
+    found = _service.unlisted_conflicts([INSTANCE], {"sglang-x.service": ports})
+    assert found == [f"demo: sglang-x.service is no longer listed and has {text}" for text in words]

@@ -191,3 +191,13 @@ def test_the_python_of_an_environment(text, version):
 def test_all_wrong_instances_in_one_message():
     with pytest.raises(status.InputError, match=r"instance 1 \(a\) has no unit, url; instance 2 \(without a name\) has no name"):
         status.check_instances([{"name": "a"}, {"unit": "u", "url": "x"}], ("name", "unit", "url"))
+
+
+def test_the_owner_of_a_taken_port_is_named_once():
+    problems = [
+        {"code": "port_in_use", "severity": "error", "found": "[Errno 98]", "advice": "", "count": 1},
+        {"code": "disk_full", "severity": "error", "found": "x", "advice": "", "count": 1},
+    ]
+    for owner in ("nginx (pid 7, unit nginx.service)", "nginx (pid 7, unit nginx.service)", ""):
+        status.name_owner(problems, owner)
+    assert [problem["found"] for problem in problems] == ["[Errno 98] (held by nginx (pid 7, unit nginx.service))", "x"]

@@ -95,3 +95,8 @@ def test_a_restart_between_two_looks(before, now, word):
     note = state.restart_note(unit(**before), unit(**now))
     assert bool(note) == bool(word)
     assert word in note
+
+
+def test_an_owner_is_named_with_its_unit():
+    assert state.owner_words("nginx\n", "7", "0::/system.slice/nginx.service\n") == "nginx (pid 7, unit nginx.service)"
+    assert state.owner_words("nc\n", "7", "0::/user.slice/user-0.slice/session-1.scope\n") == "nc (pid 7)"
