@@ -133,6 +133,10 @@ restart_required:
   type: list
   elements: str
   returned: always
+launcher:
+  description: The launcher as it is on the host, with C(sha256), C(mode), C(uid) and C(gid). Empty when it is missing.
+  type: dict
+  returned: always
 unused_keys:
   description: Key files of instances that have no key any more.
   type: list
@@ -151,6 +155,7 @@ import json
 import os
 import pwd
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +179,15 @@ def sha256_of(path):
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:
         return None
+
+
+def file_facts(path):
+    """What makes a file the right one; empty when there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return {}
+    return {"sha256": sha256_of(path), "mode": f"{stat.S_IMODE(status.st_mode):04o}", "uid": status.st_uid, "gid": status.st_gid}
 
 
 class Host:
@@ -404,6 +418,7 @@ def main():
         "restart_required": [],
         "unlisted": sorted(unlisted),
         "missing": missing(instances, module.params["launcher"]),
+        "launcher": file_facts(module.params["launcher"]),
         "unused_keys": [path for path in (instance.get("api_key_path_unused") for instance in instances) if path and os.path.lexists(path)],
     }
     try:
