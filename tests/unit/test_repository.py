@@ -174,3 +174,21 @@ def test_the_hub_client_of_the_tests_is_the_one_of_the_locks():
 def test_a_spec_holds_no_template(role):
     """Ansible evaluates it even when the variable is given, and a lookup in it may fail then."""
     assert "{{" not in (ROOT / f"roles/{role}/meta/argument_specs.yml").read_text()
+
+
+def test_roles_trick_neither_the_interpreter_nor_the_facts():
+    """Cases D06, D17, D18: no become_user (needs acl), no engine Python for Ansible's own modules, no faked distribution."""
+    offenders = [
+        f"{path.relative_to(ROOT)}: {found.group(0)}"
+        for path in (ROOT / "roles").rglob("*.yml")
+        for found in re.finditer(r"become_user|ansible_python_interpreter|ansible_distribution\w*", path.read_text())
+    ]
+    assert offenders == []
+
+
+def test_facts_are_neither_gathered_nor_injected():
+    """Cases D02 and D03: decisions come from our own modules' results."""
+    for path in (ROOT / "roles").rglob("*.yml"):
+        assert "ansible_facts" not in path.read_text(), path
+    for playbook in PLAYBOOKS:
+        assert all(play["gather_facts"] is False for play in yaml.safe_load(playbook.read_text()))
