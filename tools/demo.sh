@@ -9,7 +9,9 @@ if [ "$(id -u)" -ne 0 ]; then
   exit 1
 fi
 if [ "${1:-}" = destroy ]; then
-  python3 tools/testhost.py destroy demo
+  python=.venv/bin/python
+  [ -x "$python" ] || python=python3
+  "$python" tools/testhost.py destroy demo
   rm -rf reports/demo
   rmdir reports .cache/hosts .cache 2>/dev/null || true
   exit 0
