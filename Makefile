@@ -42,7 +42,7 @@ lint: setup ## ansible-lint, yamllint, ruff, mypy
 test: lint ## what CI runs: lint, unit tests, sanity, Molecule and end-to-end on real containers
 	tools/test.sh
 
-test-full: test ## the slow scenarios too: the cuda environment, everything on both cores
+test-full: lint ## the slow scenarios too: the cuda environment, everything on both cores
 	tools/test.sh full
 
 bench: setup ## measure and write docs/benchmarks.md

@@ -42,12 +42,6 @@ class Play:
         results = [item for result in self.failures for item in (result, *result.get("results", []))]
         return "\n".join(str(result.get("msg")) for result in results)
 
-    def tasks(self) -> list[str]:
-        return [event["event_data"]["task"] for event in self._of("runner_on_ok")]
-
-    def result(self, task: str) -> dict[str, t.Any]:
-        return next(event["event_data"]["res"] for event in self._of("runner_on_ok") if event["event_data"]["task"] == task)
-
     def _of(self, kind: str) -> list[dict[str, t.Any]]:
         return [event for event in self.events if event["event"] == kind]
 

@@ -26,18 +26,13 @@ def demo(**changes):
     return raw
 
 
-def touched(play):
-    """Tasks that changed the host."""
-    return play.changed
-
-
 def test_mistakes_in_group_vars_are_told_at_once_and_nothing_is_touched(site):
     play = site.play(
         sglang_instance_demo=demo(args={"tp_sise": 2, "max_running_requests": "many"}, modle={}),
         sglang_instance_second=demo(gpus=["0", "0"], port=80),
     )
     assert play.status == "failed"
-    assert touched(play) == []
+    assert play.changed == []
     for words in (
         "sglang_instance_demo: modle: unknown key",
         "sglang_instance_second: port: expected 1024 to 65535",
@@ -49,7 +44,7 @@ def test_mistakes_in_group_vars_are_told_at_once_and_nothing_is_touched(site):
 def test_a_flag_that_the_release_does_not_have(site):
     play = site.play(sglang_instance_demo=demo(args={"tp_sise": 2, "max_running_requests": "many", "mamba_scheduler_strategy": "x"}))
     assert play.status == "failed"
-    assert touched(play) == []
+    assert play.changed == []
     assert "args.tp_sise: is not a flag of SGLang 0.5.23; did you mean tp_size" in play.message
     assert "args.max_running_requests: expected a whole number, found 'many'" in play.message
     assert "write mamba_radix_cache_strategy" in play.message
@@ -58,7 +53,7 @@ def test_a_flag_that_the_release_does_not_have(site):
 def test_two_instances_on_one_port(site):
     play = site.play(sglang_instance_second=demo(nccl_port=29001))
     assert play.status == "failed"
-    assert touched(play) == []
+    assert play.changed == []
     assert "sglang_instance_second: port 30000 is already taken by sglang_instance_demo" in play.message
 
 
@@ -66,14 +61,14 @@ def test_a_host_in_no_model_group_is_a_mistake(site):
     for playbook in ("site.yml", "verify.yml"):
         play = site.play(playbook, groups=["secnd"])
         assert play.status == "failed", f"{playbook} was green and had done nothing"
-        assert touched(play) == []
+        assert play.changed == []
         assert "no instance" in play.message
 
 
 def test_a_host_without_gpu_is_told_before_gigabytes_are_downloaded(site):
     play = site.play(groups=["qwen3_6_27b"])
     assert play.status == "failed"
-    assert touched(play) == []
+    assert play.changed == []
     assert "found no loaded driver" in play.message
     assert "Qwen--Qwen3.6-27B" in play.message, "the missing model is told in the same breath"
 
@@ -83,7 +78,7 @@ def test_a_model_directory_that_misses_a_shard(deployed, host):
     host.check_output("rm -rf /srv/broken && cp -r %s /srv/broken && rm /srv/broken/*.safetensors", source)
     play = deployed.play(sglang_instance_demo=demo(model={"name": "firstlight/broken", "path": "/srv/broken"}))
     assert play.status == "failed"
-    assert touched(play) == []
+    assert play.changed == []
     assert "/srv/broken" in play.message
     assert "safetensors" in play.message
     assert host.check_output("systemctl is-active sglang-demo") == "active", "the running service was touched"
@@ -96,7 +91,7 @@ def test_a_port_that_another_program_holds(deployed, host):
     finally:
         host.run("systemctl stop squatter")
     assert play.status == "failed"
-    assert touched(play) == []
+    assert play.changed == []
     assert "30444" in play.message
     assert "python3" in play.message, play.message
 
@@ -235,7 +230,7 @@ def bare(tmp_path_factory):
 def test_a_target_without_systemd_is_refused_before_anything_is_touched(bare):
     play = bare("--no-systemd").play()
     assert play.status == "failed"
-    assert touched(play) == []
+    assert play.changed == []
     assert "systemd" in play.message
 
 
