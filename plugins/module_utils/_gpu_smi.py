@@ -357,6 +357,13 @@ def processes(rows: t.Iterable[tuple[str | None, str | None, str | None, str | N
     return [merged[pid] for pid in sorted(merged)]
 
 
+_COUNTED = (
+    "mig_devices",
+    "processes",
+    *(f"ecc_errors_{kind}_{period}" for kind in ("corrected", "uncorrected") for period in ("volatile", "aggregate")),
+)
+
+
 def _gpu_of(gpu: ET.Element) -> dict[str, Cell]:
     fields: dict[str, Cell] = {}
     _put(fields, "pci_bus_id", _first(pci_bus_id, [gpu.get("id"), _element_text(gpu, "pci/pci_bus_id")]))
@@ -427,7 +434,7 @@ def parse_xml(output: str, rc: int | None = 0) -> Reading:
         return Reading(
             "nvidia_smi_xml",
             "timed_out" if error == "timed_out" else "failed",
-            error or ("gpu_lost" if failures else "unknown_error"),
+            "gpu_lost" if failures_in(output) else error or "unknown_error",
             _first_lines(output),
             {"driver_userland_version": library_version(output)} if error == "driver_library_mismatch" else {},
             (),
@@ -437,6 +444,9 @@ def parse_xml(output: str, rc: int | None = 0) -> Reading:
     document = re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd]", "\ufffd", opening + body + closing)
     root, damage = _tree(document)
     gpus = [_gpu_of(element) for element in root.findall("gpu")] if root is not None else []
+    if damage and gpus:
+        # What is counted or listed may go on after the cut: half of it would be a wrong number.
+        gpus[-1] = {field: cell for field, cell in gpus[-1].items() if field not in _COUNTED}
     _number_gpus(gpus, failures)
     host: dict[str, Cell] = {}
     if root is not None:
