@@ -89,6 +89,8 @@ GPU_FIELDS = (
     "gsp_firmware_version",
 )
 _GPU_LISTS = ("mig_devices", "processes")
+# nvmlDeviceGpuRecoveryAction_t: each ends in a reset of the GPU or a reboot.
+_RESET_ACTIONS = ("reset", "reboot", "drain_p2p", "drain_and_reset")
 _MEMORY = ("memory_total_mib", "memory_used_mib", "memory_free_mib")
 # A GPU whose fabric is worse holds the others back.
 _FABRIC_ORDER = ("not_started", "in_progress", "completed")
@@ -193,10 +195,11 @@ def health_of(record: _Record) -> str:
         return "unknown" if driver == "nvidia" or "kernel_driver" not in record.cells else "no_driver"
     if "gpu is lost" in words:
         return "lost"
-    if "requires reset" in words or action not in (None, "none"):
+    if "requires reset" in words or action in _RESET_ACTIONS:
         return "needs_reset"
     bad = (
-        "unknown error" in words
+        action not in (None, "none")  # an action that is not known yet
+        or "unknown error" in words
         or "err!" in words
         or record.value("remapped_rows_failure")
         or record.value("remapped_rows_pending")
