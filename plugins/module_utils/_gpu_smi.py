@@ -82,8 +82,8 @@ def _total(*parts: Cell) -> Cell:
 _XML: dict[str, tuple[tuple[str, ...], Parser]] = {
     "name": (("product_name",), text),
     "architecture": (("product_architecture",), text),
-    "uuid": (("uuid",), text),
-    "serial": (("serial",), text),
+    "uuid": (("uuid", "gpu_uuid"), text),
+    "serial": (("serial", "serial_number"), text),
     "minor_number": (("minor_number",), integer),
     "pci_device_id": (("pci/pci_device_id",), pci_id),
     "pci_subsystem_id": (("pci/pci_sub_system_id",), pci_id),
