@@ -704,10 +704,8 @@ class _Log:
         ]
 
 
-def log_findings(text: str) -> list[dict[str, t.Any]]:
+def log_findings(text: str) -> list[Finding]:
     """What the kernel log says about NVIDIA GPUs; also what modprobe, apt and dkms print. In the order of the last time it was said.
-
-    Each is {code, pci_bus_id, text, details, times}; see Finding.
 
     text: dmesg or journalctl -k, with or without times, hosts, escapes and carriage returns; or only its NVRM lines.
 
@@ -727,7 +725,7 @@ def log_findings(text: str) -> list[dict[str, t.Any]]:
     """
     log = _Log(text)
     log.read()
-    return [finding._asdict() for finding in log.result()]
+    return log.result()
 
 
 def _message(line: str) -> str:

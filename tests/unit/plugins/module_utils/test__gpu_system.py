@@ -595,7 +595,7 @@ def test_the_file_of_the_module(path, is_module):
 
 def told(text):
     """(code, address, details) of each finding."""
-    return [(finding["code"], finding["pci_bus_id"], finding["details"]) for finding in system.log_findings(text)]
+    return [(finding.code, finding.pci_bus_id, finding.details) for finding in system.log_findings(text)]
 
 
 OPEN_NEEDED = ("needs_open_module", "00000000:02:00.0", {"pci_device_id": "10de:2c58"})
@@ -653,10 +653,10 @@ def test_logs_in_other_clothes(name, dress):
 
 def test_the_text_is_the_whole_message_on_one_line():
     (finding,) = system.log_findings(sample("dmesg_blackwell_needs_open.txt"))
-    assert finding["text"] == (
+    assert finding.text == (
         "NVRM: The NVIDIA GPU 0000:02:00.0 (PCI ID: 10de:2c58) installed in this system requires use of the NVIDIA open kernel modules"
     )
-    assert system.log_findings(syslog(sample("dmesg_amdvi_xid154.txt")))[0]["text"].startswith("0000:09:00.0: AMD-Vi: Event logged")
+    assert system.log_findings(syslog(sample("dmesg_amdvi_xid154.txt")))[0].text.startswith("0000:09:00.0: AMD-Vi: Event logged")
 
 
 def nvrm(*lines):
@@ -771,12 +771,12 @@ GSP = nvrm(
 
 def test_a_gsp_failure_has_the_address_of_the_gpu_and_the_first_cause():
     (finding,) = system.log_findings(GSP)
-    assert (finding["code"], finding["pci_bus_id"], finding["details"]) == (
+    assert (finding.code, finding.pci_bus_id, finding.details) == (
         "gsp_firmware_failed",
         "00000000:A2:00.0",
         {"status": "0x62:0x40:2168"},
     )
-    assert "unexpected WPR2" in finding["text"]
+    assert "unexpected WPR2" in finding.text
 
 
 def test_a_missing_firmware_file_explains_what_follows():
@@ -854,8 +854,8 @@ def test_dkms_of_another_module():
 
 def test_repeated_messages_are_counted():
     (first, second) = system.log_findings(LOST * 3 + sample("dmesg_vfio_bound.txt"))
-    assert (first["code"], first["times"]) == ("fallen_off_bus", 3)
-    assert (second["code"], second["times"]) == ("bound_to_vfio", 1)
+    assert (first.code, first.times) == ("fallen_off_bus", 3)
+    assert (second.code, second.times) == ("bound_to_vfio", 1)
 
 
 @pytest.mark.parametrize(
@@ -891,7 +891,7 @@ def test_repeated_messages_are_counted():
     ],
 )
 def test_earlier_loads_are_over(text, codes):
-    assert [finding["code"] for finding in system.log_findings(text)] == codes
+    assert [finding.code for finding in system.log_findings(text)] == codes
 
 
 def test_the_address_of_an_ignored_gpu():
@@ -960,13 +960,11 @@ PROC_NAMES = ["proc_driver_version_h200.txt", "proc_driver_version_proprietary.t
 @given(damaged(LOG_NAMES))
 def test_damaged_logs_give_no_number_that_is_not_there(text):
     findings = system.log_findings(text)
-    assert_nothing_invented([finding["details"] for finding in findings], text)
+    assert_nothing_invented([finding.details for finding in findings], text)
     for finding in findings:
-        assert finding["pci_bus_id"] is None or finding["pci_bus_id"][9:14] in addresses_in(text)
+        assert finding.pci_bus_id is None or finding.pci_bus_id[9:14] in addresses_in(text)
         assert all(
-            value in " ".join(text.split()) or key == "recovery_action"
-            for key, value in finding["details"].items()
-            if isinstance(value, str)
+            value in " ".join(text.split()) or key == "recovery_action" for key, value in finding.details.items() if isinstance(value, str)
         )
 
 
