@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import typing as t
 
@@ -24,7 +25,8 @@ class Nothing(t.NamedTuple):
 Cell = t.Any
 
 
-class Failure(t.NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Failure:
     """A GPU that a source names but cannot reach."""
 
     index: int | None
@@ -33,7 +35,8 @@ class Failure(t.NamedTuple):
     text: str
 
 
-class Reading(t.NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Reading:
     """What one source says, in the field names of the result (docs/design.md).
 
     status: ok, missing (the source is not there), failed or timed_out. error: a code for what failed, empty when nothing did.
@@ -43,7 +46,7 @@ class Reading(t.NamedTuple):
     status: str = "ok"
     error: str = ""
     message: str = ""
-    host: dict[str, Cell] = {}
+    host: dict[str, Cell] = dataclasses.field(default_factory=dict)
     gpus: t.Sequence[dict[str, Cell]] = ()
     failures: t.Sequence[Failure] = ()
 
