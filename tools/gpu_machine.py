@@ -11,8 +11,9 @@ Needs a real GPU, nvidia-smi, and nvidia-ml-py (importable, or as a wheel); no A
     report.json     everything that is printed
 
 What is compared: every field that NVML and `nvidia-smi -q -x` both speak of. What moves may differ as far as TOLERANCES says; of the fields
-in ANY only the kind of the value is compared. What is timed, in turns, in one process: one plain `nvidia-smi -q -x`; NVML; and
-`nvidia-smi -q -x` with its output read. The exit code is 1 when something differs or takes longer than its limit.
+in ANY only the kind of the value is compared. What is timed, in turns, in one process: one plain `nvidia-smi -q -x`; the reading of each
+source; and everything that gpu_info does, by the one and by the other. The exit code is 1 when something differs or takes longer than its
+limit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import importlib
+import importlib.util
 import json
 import shutil
 import statistics
@@ -29,6 +30,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import types
 import typing as t
 import zipfile
 from pathlib import Path
@@ -36,9 +38,9 @@ from pathlib import Path
 import record_gpu_host
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULE_UTILS = "ansible_collections.firstlight.sglang.plugins.module_utils"
+PLUGINS = "ansible_collections.firstlight.sglang.plugins"
 ROUNDS = 20
-LIMITS = {"nvml": 0.5, "nvidia-smi": 1.2}  # medians, as parts of the plain command's
+LIMITS = {"gpu_info by NVML": 0.5, "gpu_info by nvidia-smi": 1.2}  # medians, as parts of the plain command's
 # A GPU at rest wakes when it is asked: 82 to 131 W and 345 to 1980 MHz were seen within a second.
 TOLERANCES = {
     "memory_used_mib": 64,
@@ -119,11 +121,15 @@ class Machine:
 
     def __init__(self, nvidia_smi: str) -> None:
         self.nvidia_smi = nvidia_smi
-        self.core = importlib.import_module(f"{MODULE_UTILS}._gpu_nvml")
+        if importlib.util.find_spec("ansible") is None:
+            # gpu_info imports one class of Ansible, for its main(), which is not called here.
+            for name in ("ansible", "ansible.module_utils", "ansible.module_utils.basic"):
+                sys.modules[name] = types.ModuleType(name)
+            sys.modules["ansible.module_utils.basic"].AnsibleModule = object  # type: ignore[attr-defined]
+        self.module = importlib.import_module(f"{PLUGINS}.modules.gpu_info")
+        self.smi = importlib.import_module(f"{PLUGINS}.module_utils._gpu_smi")
+        self.core = importlib.import_module(f"{PLUGINS}.module_utils._gpu_nvml")
         self.pynvml = importlib.import_module("pynvml")
-        self.smi: t.Any = None
-        with contextlib.suppress(ModuleNotFoundError):
-            self.smi = importlib.import_module(f"{MODULE_UTILS}._gpu_smi")
 
     def plain(self) -> str:
         return subprocess.run([self.nvidia_smi, "-q", "-x"], capture_output=True, check=True).stdout.decode("utf-8", "replace")
@@ -132,14 +138,18 @@ class Machine:
         return self.core.read(self.pynvml)
 
     def by_smi(self) -> t.Any:
-        text = self.plain()
-        return self.smi.parse_xml(text) if self.smi else None
+        return self.smi.parse_xml(self.plain())
+
+    def gpu_info(self, source: str) -> dict[str, t.Any]:
+        """What the module returns with this source and the files of the host."""
+        smi = self.module.Smi(self.nvidia_smi, 60)
+        result = self.module.look(self.module.Host("/"), [source, "proc", "sysfs", "lspci"], smi, None, 60)
+        if any(asked["source"] == source and asked["status"] != "ok" for asked in result["sources_asked"]):
+            raise RuntimeError(f"gpu_info: {result['sources_asked']}")
+        return t.cast("dict[str, t.Any]", result)
 
     def compare(self, say: t.Callable[[str], None]) -> bool:
         """Prints what differs; True when nothing does."""
-        if self.smi is None:
-            say("not compared: there is no _gpu_smi yet")
-            return True
         smi, nvml = self.by_smi(), self.by_nvml()
         lines = differences(nvml, smi)
         shared = sorted(set(nvml.gpus[0]) & set(smi.gpus[0])) if nvml.gpus and smi.gpus else []
@@ -150,7 +160,13 @@ class Machine:
 
     def time(self, say: t.Callable[[str], None]) -> bool:
         """Prints medians; True when the limits are kept."""
-        ways: dict[str, t.Callable[[], t.Any]] = {"plain": self.plain, "nvml": self.by_nvml, "nvidia-smi": self.by_smi}
+        ways: dict[str, t.Callable[[], t.Any]] = {
+            "plain": self.plain,
+            "NVML read": self.by_nvml,
+            "nvidia-smi read": self.by_smi,
+            "gpu_info by NVML": lambda: self.gpu_info("nvml"),
+            "gpu_info by nvidia-smi": lambda: self.gpu_info("nvidia_smi_xml"),
+        }
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for way in ways.values():
             way()
@@ -175,7 +191,7 @@ class Machine:
     def cold(self, say: t.Callable[[str], None]) -> None:
         """NVML in a process that has not used it yet, from the import of nvidia-ml-py on."""
         program = (
-            f"import sys, time\nsys.path[:0] = {sys.path!r}\nfrom {MODULE_UTILS} import _gpu_nvml\nstarted = time.perf_counter()\n"
+            f"import sys, time\nsys.path[:0] = {sys.path!r}\nfrom {PLUGINS}.module_utils import _gpu_nvml\nstarted = time.perf_counter()\n"
             "import pynvml\n_gpu_nvml.read(pynvml)\nprint(time.perf_counter() - started)"
         )
         runs = [float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout) for _ in range(ROUNDS // 2)]

@@ -38,7 +38,7 @@ FILE_MAX_BYTES = 1 << 20
 CMDLINE = re.compile(
     r"(?:\w+_)?iommu|nvidia\S*|nouveau\S*|nvme?\S*drm\S*|vfio\S*|pci\w*|(?:rd\.driver|modprobe|module)\S*|lockdown|mem_encrypt"
 )
-PROC_FILES = ("devices", "meminfo", "modules", "version", "sys/kernel/osrelease", "sys/kernel/tainted")
+PROC_FILES = ("devices", "driver/nvidia/**/*", "meminfo", "modules", "version", "sys/kernel/osrelease", "sys/kernel/tainted")
 SYS_FILES = (
     "class/dmi/id/sys_vendor",
     "class/dmi/id/product_name",
@@ -54,7 +54,8 @@ SYS_FILES = (
     "devices/system/node/online",
     "devices/system/node/node*/cpulist",
 )
-SYS_LINKS = ("class/iommu/*",)
+LINKS = ("sys/class/iommu/*", "usr/lib/libnvidia-ml.so.1", "usr/lib/*/libnvidia-ml.so.1", "usr/lib64/libnvidia-ml.so.1")
+MARKS = ("run/systemd/container", "run/.containerenv", "run/reboot-required", ".dockerenv")
 PCI_FILES = (
     "vendor",
     "device",
@@ -82,7 +83,7 @@ SMI_COMMANDS = (
     ("-L",),
     ("--version",),
     ("--help-query-gpu",),
-    ("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv"),
+    ("--query-compute-apps=gpu_uuid,gpu_bus_id,pid,process_name,used_gpu_memory", "--format=csv"),
     ("topo", "-m"),
     ("topo", "-p2p", "r"),
     ("mig", "-lgi"),
@@ -180,7 +181,7 @@ class Scrubber:
     def learn(self, xml: str) -> None:
         """Take note of the identifiers that have no form of their own; they are replaced wherever they stand."""
         for name, value in IDENTIFIERS.findall(xml):
-            number = len(self.known)
+            number = len(self.known) + 1
             self.known.setdefault(value, f"0x{number:016X}" if name == "pdi" else f"{number:0{len(value)}}")
 
     def process(self, pid: int) -> int:
@@ -202,15 +203,12 @@ class Scrubber:
         )
 
     def apps(self, csv: str) -> str:
-        """What --query-compute-apps printed: gpu_uuid, pid, process_name, used_memory. A name may hold commas."""
-        lines = []
-        for line in csv.splitlines():
-            cells = line.split(", ")
-            if len(cells) >= 4 and cells[1].isdecimal():
-                pid = int(cells[1])
-                line = ", ".join((cells[0], str(self.process(pid)), self.process_name(pid), cells[-1]))  # noqa: PLW2901
-            lines.append(line)
-        return "".join(f"{line}\n" for line in lines)
+        """What --query-compute-apps printed: gpu_uuid, gpu_bus_id, pid, process_name, used_gpu_memory. A name may hold commas."""
+
+        def replaced(match: re.Match[str]) -> str:
+            return f"{match[1]}, {self.process(int(match[2]))}, {self.process_name(int(match[2]))}, {match[3]}"
+
+        return re.sub(r"^([^,]*, [^,]*), (\d+), .*, ([^,]*)$", replaced, csv, flags=re.MULTILINE)
 
     def _uuid(self, uuid: str) -> str:
         if not uuid.strip("0-"):
@@ -293,10 +291,9 @@ class NvmlRecorder:
             return Failed
         if name:
             self.handles[address(value)] = name
-        shown = {"handle": name} if name else self.plain(value if output is None else output)
         if function == "nvmlDeviceGetSerial":
-            self.scrubber.learn(f"<serial>{shown}</serial>")
-            shown = self.plain(shown)
+            self.scrubber.learn(f"<serial>{value}</serial>")
+        shown = {"handle": name} if name else self.plain(value if output is None else output)
         self.note(function, given, value=shown)
         for entry in value if function.partition("_v")[0].endswith("RunningProcesses") else ():
             self.ask("nvmlSystemGetProcessName", entry.pid)
@@ -419,8 +416,8 @@ class Tree:
             self.write(str(path.relative_to(self.source)), content)
 
     def links(self, pattern: str) -> None:
-        """Every link that matches, as a link: where it points to is not copied."""
-        for path in sorted(self.source.glob(pattern)):
+        """Every link that matches, as a link: where it points to is not copied, and need not be there."""
+        for path in sorted(self.source.glob(pattern)) if "*" in pattern else [self.source / pattern]:
             link = self.target / path.relative_to(self.source)
             if path.is_symlink():
                 link.parent.mkdir(parents=True, exist_ok=True)
@@ -433,7 +430,6 @@ def record_tree(source: Path, target: Path, scrubber: Scrubber) -> None:
     tree = Tree(source, target, scrubber)
     for name in PROC_FILES:
         tree.files(f"proc/{name}")
-    tree.files("proc/driver/nvidia*/**/*")
     modules = target / "proc/modules"
     if modules.is_file():
         modules.write_text(re.sub(r"0x[0-9a-f]+", "0x0000000000000000", modules.read_text()))
@@ -444,10 +440,12 @@ def record_tree(source: Path, target: Path, scrubber: Scrubber) -> None:
     except OSError:
         environment = []
     tree.write("proc/1/environ", b"".join(each + b"\0" for each in environment if each.startswith(b"container=")))
-    for pattern in (*(f"sys/{name}" for name in SYS_FILES), "run/systemd/container", "run/.containerenv", ".dockerenv"):
+    cpu = (source / "proc/cpuinfo").read_text().partition("\n\n")[0] if (source / "proc/cpuinfo").is_file() else ""
+    tree.write("proc/cpuinfo", f"{cpu}\n".encode())  # the first processor is enough
+    for pattern in (*(f"sys/{name}" for name in SYS_FILES), *MARKS):
         tree.files(pattern)
-    for pattern in SYS_LINKS:
-        tree.links(f"sys/{pattern}")
+    for pattern in LINKS:
+        tree.links(pattern)
     for vendor in sorted((source / "sys/bus/pci/devices").glob("*/vendor")):
         if vendor.read_text().strip() != "0x10de":
             continue
@@ -456,6 +454,27 @@ def record_tree(source: Path, target: Path, scrubber: Scrubber) -> None:
             tree.files(f"{device}/{name}")
         for name in PCI_LINKS:
             tree.links(f"{device}/{name}")
+
+
+def record_facts(target: Path, scrubber: Scrubber) -> None:
+    """What is no file: the answers of a few commands, where they are there, and the size of /dev/shm."""
+
+    def output(*argv: str) -> str:
+        return run(argv)["stdout"] if shutil.which(argv[0]) else ""
+
+    shm = os.statvfs("/dev/shm")  # noqa: S108  # asked for its size
+    facts = {
+        "systemd_detect_virt": output("systemd-detect-virt").strip(),
+        "module_version_on_disk": output("modinfo", "--field", "version", "nvidia").strip(),
+        "shm_total_mib": shm.f_blocks * shm.f_frsize >> 20,
+        "shm_free_mib": shm.f_bavail * shm.f_frsize >> 20,
+    }
+    (target / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (target / "lspci.txt").write_text(scrubber.text(output("lspci", "-Dnnk", "-d", "10de:")))
+    lines = [
+        line for line in output("dmesg").splitlines() if re.search(r"nvidia|NVRM|nouveau|vfio|Xid|IOMMU|secureboot", line, re.IGNORECASE)
+    ]
+    (target / "dmesg.txt").write_text(scrubber.text("".join(f"{line}\n" for line in lines)))
 
 
 def record(target: Path, program: str | None) -> list[str]:
@@ -479,6 +498,7 @@ def record(target: Path, program: str | None) -> list[str]:
         (target / "nvml.json").write_text(f'{{"calls": [\n{text}\n]}}\n')
         lines.append(f"NVML: {len(calls)} calls, {sum('error' in call for call in calls)} of them with an error")
     record_tree(Path("/"), target, scrubber)
+    record_facts(target, scrubber)
     nodes = [str(path) for pattern in ("nvidia*", "dxg", "vfio") for path in sorted(Path("/dev").glob(pattern))]
     listing = run(("ls", "-l", *nodes))["stdout"] if nodes else ""
     (target / "dev").mkdir(exist_ok=True)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import pathlib
 import sys
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_nvml as core
+from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_smi
 from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import NO_PERMISSION, NOT_SUPPORTED, UNKNOWN, Failure, Nothing
 
 TESTS = pathlib.Path(__file__).parents[3]
@@ -22,6 +26,9 @@ def load(path):
 
 
 double = load(TESTS / "doubles/nvml_recording.py")
+load(TESTS.parent / "tools/record_gpu_host.py")  # gpu_machine imports it by name
+machine_tool = load(TESTS.parent / "tools/gpu_machine.py")
+H200 = TESTS / "fixtures/gpu/h200"
 
 MIB = 2**20
 V2 = 0x02000028
@@ -100,6 +107,7 @@ def machine(*changes, gpus=1):
         ok("nvmlInit"),
         ok("nvmlShutdown"),
         ok("nvmlSystemGetDriverVersion", value="580.159.04"),
+        ok("nvmlSystemGetNVMLVersion", value="13.580.159.04"),
         ok("nvmlSystemGetCudaDriverVersion_v2", value=13000),
         ok("nvmlDeviceGetCount", value=gpus),
     ]
@@ -117,7 +125,8 @@ def read(*changes, gpus=1):
 def test_every_field_in_the_names_and_units_of_the_result():
     reading = read(fails(50, "nvmlDeviceGetTopologyCommonAncestor", "gpu0", "gpu1"), gpus=2)
     assert (reading.source, reading.status, reading.error, reading.failures) == ("nvml", "ok", "", [])
-    assert reading.host == {"driver_version": "580.159.04", "cuda_driver_version": "13.0", "topology_pairs": {}}
+    versions = {"driver_version": "580.159.04", "driver_userland_version": "580.159.04", "cuda_driver_version": "13.0"}
+    assert reading.host == {**versions, "topology_pairs": {}}
     assert [gpu["index"] for gpu in reading.gpus] == [0, 1]
     assert reading.gpus[1] == {
         "index": 1,
@@ -180,6 +189,45 @@ def test_every_field_in_the_names_and_units_of_the_result():
     }
 
 
+def recorded(state):
+    """What NVML and nvidia-smi said on a real machine, at rest or with a process that holds 1 GiB."""
+    nvml = double.NvmlRecording.load(H200 / state / "nvml.json")
+    reading = core.read(nvml)
+    assert nvml.misses == []
+    runs = json.loads((H200 / state / "nvidia-smi.json").read_text())
+    return reading, _gpu_smi.parse_xml(next(run["stdout"] for run in runs if run["argv"] == ["-q", "-x"]))
+
+
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_a_real_machine_says_the_same_in_both_ways(state):
+    nvml, smi = recorded(state)
+    assert machine_tool.differences(nvml, smi) == []
+    assert len(set(nvml.gpus[0]) & set(smi.gpus[0])) >= 50
+    assert set(nvml.gpus[0]) - set(smi.gpus[0]) == {"compute_capability", "memory_kind", "numa_node"}
+    assert set(smi.gpus[0]) <= set(nvml.gpus[0])
+
+
+@pytest.mark.parametrize(
+    ("state", "memory", "processes"),
+    [
+        ("idle", [143771, 616, 0, 143156], []),
+        ("busy", [143771, 616, 1551, 141606], [{"pid": 1001, "name": "process-1", "type": "C", "memory_used_mib": 1542}]),
+    ],
+)
+def test_a_real_machine_has_its_memory_to_the_mib_of_nvidia_smi(state, memory, processes):
+    for reading in recorded(state):
+        gpu = reading.gpus[0]
+        assert [gpu[f"memory_{part}_mib"] for part in ("total", "reserved", "used", "free")] == memory
+        assert gpu["processes"] == processes
+
+
+def test_what_only_nvml_says_of_a_real_machine():
+    reading, _smi = recorded("idle")
+    assert reading.host["driver_userland_version"] == "580.159.04"
+    gpu = reading.gpus[0]
+    assert (gpu["compute_capability"], gpu["numa_node"], gpu["memory_kind"]) == ("9.0", 0, "framebuffer")
+
+
 def test_nothing_is_asked_twice():
     nvml = machine()
     core.read(nvml)
@@ -203,7 +251,7 @@ def test_nothing_is_asked_twice():
 def test_nvml_that_does_not_start(code, error):
     nvml = machine(fails(code, "nvmlInit"))
     reading = core.read(nvml)
-    assert reading == ("nvml", "failed", error, f"error {code}", {}, (), ())
+    assert (reading.source, reading.status, reading.error, reading.message) == ("nvml", "failed", error, f"error {code}")
     assert nvml.asked == [("nvmlInit",)]
 
 
@@ -255,8 +303,10 @@ def test_kinds_of_nothing(code, reason):
     assert gpu["temperature_memory_c"].reason == reason
 
 
-def test_a_field_that_the_driver_does_not_know_is_not_supported():
-    assert read(field("gpu0", 230, error=2)).gpus[0]["recovery_action"].reason == NOT_SUPPORTED
+@pytest.mark.parametrize("answer", [field("gpu0", 230, error=2), field("gpu0", 230, 0.0, kind=0)])
+def test_a_field_that_the_driver_does_not_know_is_not_supported(answer):
+    """Refused, or passed over: an entry that NVML has not touched looks like a zero, and no action needed would be an invented answer."""
+    assert read(answer).gpus[0]["recovery_action"].reason == NOT_SUPPORTED
 
 
 def test_field_values_come_in_several_types():
@@ -264,6 +314,30 @@ def test_field_values_come_in_several_types():
     assert gpu["ecc_errors_corrected_volatile"] == 2**40
     assert gpu["temperature_memory_c"] == -4
     assert gpu["ecc_errors_uncorrected_volatile"] == Nothing(UNKNOWN, "value type 7")
+
+
+CALLS = sorted((call for call in double.NvmlRecording.load(H200 / "busy/nvml.json").calls), key=str)
+CODES = st.sampled_from([2, 3, 4, 6, 13, 15, 16, 26, 999])
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    st.dictionaries(st.sampled_from(CALLS), CODES, max_size=12),
+    st.dictionaries(st.sampled_from([call for call in CALLS if call[0] == "nvmlDeviceGetFieldValues"]), st.integers(1, 30), max_size=4),
+)
+def test_errors_in_any_combination_lose_only_what_they_concern(errors, codes):
+    """On the real recording: whatever is still said is what was said without errors."""
+    whole = recorded("busy")[0]
+    changes = [field(*call[1:], error=code) for call, code in codes.items()]
+    reading = core.read(
+        double.NvmlRecording.load(H200 / "busy/nvml.json", *changes, *(fails(code, *call) for call, code in errors.items()))
+    )
+    assert reading.gpus or reading.failures or reading.error
+    asked_in_another_way = {"memory_used_mib", "power_draw_w", "processes"}
+    for gpu in reading.gpus:
+        assert set(gpu) == set(whole.gpus[0])
+        changed = {name for name, value in gpu.items() if value != whole.gpus[0][name] and not isinstance(value, Nothing)}
+        assert changed <= asked_in_another_way
 
 
 def asked_of_a_gpu():
@@ -285,7 +359,7 @@ def test_one_error_never_loses_the_rest(function):
         assert reading.failures == [Failure(0, None, "unknown", "error 999")]
         return
     lost = {name for name, value in reading.gpus[0].items() if value != whole[name]}
-    assert lost
+    assert lost or function in ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
     assert all(isinstance(reading.gpus[0][name], Nothing) for name in lost)
     assert len(lost) <= {"nvmlDeviceGetFieldValues": 15, "nvmlDeviceGetMemoryInfo": 5}.get(function, 3)
 
@@ -330,6 +404,10 @@ def test_a_gpu_that_needs_a_reset_still_says_what_it_can():
     assert reading.failures == [Failure(0, "00000000:01:00.0", "needs_reset", "error 16")]
     gpu = reading.gpus[0]
     assert (gpu["temperature_c"], gpu["name"], gpu["recovery_action"]) == (Nothing(UNKNOWN, "error 16"), "NVIDIA H200", "reset")
+
+
+def test_lost_is_worse_than_in_need_of_a_reset():
+    assert [failure.health for failure in read(field("gpu0", 1, error=15), field("gpu0", 2, error=16)).failures] == ["lost"]
 
 
 MIG = (
@@ -470,8 +548,8 @@ def test_processes_are_listed_once(compute, mps, graphics, expected):
 
 
 def test_processes_that_may_not_be_seen_are_not_an_empty_list():
-    refused = [fails(4, f"nvmlDeviceGet{kind}RunningProcesses_v3", "gpu0") for kind in ("Compute", "MPSCompute", "Graphics")]
-    assert read(*refused).gpus[0]["processes"] == Nothing(NO_PERMISSION, "error 4")
+    assert read(fails(4, "nvmlDeviceGetComputeRunningProcesses_v3", "gpu0")).gpus[0]["processes"] == Nothing(NO_PERMISSION, "error 4")
+    assert read(fails(4, "nvmlDeviceGetGraphicsRunningProcesses_v3", "gpu0")).gpus[0]["processes"] == []
 
 
 GB10_PCI = {"busId": {"bytes": "0000000f:01:00.0"}, "pciDeviceId": 0x2E1210DE, "pciSubSystemId": 0}
@@ -485,7 +563,7 @@ GB10_PCI = {"busId": {"bytes": "0000000f:01:00.0"}, "pciDeviceId": 0x2E1210DE, "
         ("compute_mode", ok("nvmlDeviceGetComputeMode", "gpu0", value=3), "Exclusive_Process"),
         ("performance_state", ok("nvmlDeviceGetPerformanceState", "gpu0", value=8), "P8"),
         ("performance_state", ok("nvmlDeviceGetPerformanceState", "gpu0", value=32), Nothing(UNKNOWN, "performance state 32")),
-        ("virtualization_mode", ok("nvmlDeviceGetVirtualizationMode", "gpu0", value=0), Nothing(NOT_SUPPORTED, "None")),
+        ("virtualization_mode", ok("nvmlDeviceGetVirtualizationMode", "gpu0", value=0), "None"),
         ("driver_model", ok("nvmlDeviceGetDriverModel", "gpu0", value=[0, 0]), "WDDM"),
         ("fabric_state", ok("nvmlDeviceGetGpuFabricInfoV", "gpu0", value={"state": 0}), Nothing(NOT_SUPPORTED, "N/A")),
         ("fabric_state", ok("nvmlDeviceGetGpuFabricInfoV", "gpu0", value={"state": 1}), "not_started"),
@@ -520,6 +598,20 @@ def test_license_of_a_vgpu_guest(supported, states, expected):
 def test_cuda_version_of_the_driver(number, expected):
     newest = {**number, "function": "nvmlSystemGetCudaDriverVersion_v2"}
     assert read(newest, ok("nvmlSystemGetCudaDriverVersion", value=11040)).host["cuda_driver_version"] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("13.580.159.04", "580.159.04"),
+        ("12.535.98", "535.98"),
+        ("418.67", "418.67"),
+        ("unknown", Nothing(UNKNOWN, "unknown")),
+        ("13.580", Nothing(UNKNOWN, "13.580")),
+    ],
+)
+def test_version_of_the_library(text, expected):
+    assert read(ok("nvmlSystemGetNVMLVersion", value=text)).host["driver_userland_version"] == expected
 
 
 def link(gpu, number, kind=0, bus="", state=1):
