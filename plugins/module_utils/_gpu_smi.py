@@ -65,7 +65,7 @@ def fabric_state(cell: str | None) -> Cell:
 
 
 def _mode(cell: str | None) -> Cell:
-    """A word for which None is an answer of its own (addressing mode, virtualisation mode)."""
+    """A word for which None is an answer of its own: no virtualisation."""
     return "None" if cell is not None and cell.strip() == "None" else text(cell)
 
 
@@ -137,7 +137,7 @@ _XML: dict[str, tuple[tuple[str, ...], Parser]] = {
     "pcie_width_max": (("pci/pci_gpu_link_info/link_widths/max_link_width",), _width),
     "numa_node": (("numa_node",), integer),
     "recovery_action": (("gpu_recovery_action",), recovery_action),
-    "addressing_mode": (("addressing_mode",), _mode),
+    "addressing_mode": (("addressing_mode",), text),
     "virtualization_mode": (("gpu_virtualization_mode/virtualization_mode",), _mode),
     "driver_model": (("driver_model/current_dm", "driver_model/current"), text),
     "license_status": (
@@ -196,7 +196,7 @@ _CSV: dict[str, tuple[tuple[str, ...], Parser]] = {
     "pcie_width": (("pcie.link.width.current",), _width),
     "pcie_width_max": (("pcie.link.width.max",), _width),
     "recovery_action": (("gpu_recovery_action",), recovery_action),
-    "addressing_mode": (("addressing_mode",), _mode),
+    "addressing_mode": (("addressing_mode",), text),
     "driver_model": (("driver_model.current",), text),
     "fabric_state": (("fabric.state",), fabric_state),
     "vbios_version": (("vbios_version",), text),
@@ -349,7 +349,8 @@ def processes(rows: t.Iterable[tuple[str | None, str | None, str | None, str | N
         if isinstance(pid, Nothing):
             continue
         entry = merged.setdefault(pid, {"pid": pid, "name": None, "type": None, "memory_used_mib": None})
-        kinds = {*(entry["type"] or "").split("+"), *("" if isinstance(kind, Nothing) else kind).split("+")} - {""}
+        # M+C is a client of MPS: it computes.
+        kinds = {*(entry["type"] or "").split("+"), *("" if isinstance(kind, Nothing) else kind).split("+")} & {"C", "G"}
         entry["type"] = "+".join(sorted(kinds)) or None
         entry["name"] = entry["name"] or (None if isinstance(name, Nothing) else name)
         if not isinstance(used, Nothing):
@@ -404,7 +405,7 @@ def _tree(document: str) -> tuple[ET.Element | None, str]:
     root: list[ET.Element] = []
 
     class Builder(ET.TreeBuilder):
-        def start(self, tag: str, attributes: dict[str, str]) -> ET.Element:  # type: ignore[override]
+        def start(self, tag: str, attributes: dict[str, str]) -> ET.Element:
             element = super().start(tag, attributes)
             root.append(element)
             return element

@@ -79,13 +79,12 @@ def test_xml_of_a_real_h200():
         "pcie_width_max": 16,
         "processes": [],
         "recovery_action": "none",
-        "addressing_mode": "None",
         "virtualization_mode": "Pass-Through",
         "vbios_version": "96.00.A5.00.1A",
         "gsp_firmware_version": "580.159.04",
     }
     nothing = {field: cell.reason for field, cell in gpu.items() if isinstance(cell, Nothing)}
-    assert nothing == dict.fromkeys(("retired_pages_pending", "driver_model", "fabric_state"), NOT_SUPPORTED)
+    assert nothing == dict.fromkeys(("retired_pages_pending", "driver_model", "fabric_state", "addressing_mode"), NOT_SUPPORTED)
 
 
 def test_xml_with_mig_has_its_devices_and_a_word_in_place_of_children():
@@ -180,6 +179,7 @@ PROCESSES = """<nvidia_smi_log><gpu id="0000000F:01:00.0">
 <processes>
  <process_info><pid>4155</pid><type>C</type><process_name>python3</process_name><used_memory>69564 MiB</used_memory></process_info>
  <process_info><pid>4155</pid><type>G</type><process_name>python3</process_name><used_memory>69564 MiB</used_memory></process_info>
+ <process_info><pid>77</pid><type>M+C</type><process_name>python3</process_name><used_memory>10 MiB</used_memory></process_info>
  <process_info><pid>300</pid><type>G</type><process_name>Xorg</process_name><used_memory>N/A</used_memory></process_info>
 </processes></gpu></nvidia_smi_log>"""
 
@@ -188,6 +188,7 @@ def test_a_process_that_computes_and_draws_is_one_process():
     (gpu,) = smi.parse_xml(PROCESSES).gpus
     assert absent(gpu["memory_total_mib"]) == NOT_SUPPORTED
     assert gpu["processes"] == [
+        {"pid": 77, "name": "python3", "type": "C", "memory_used_mib": 10},
         {"pid": 300, "name": "Xorg", "type": "G", "memory_used_mib": None},
         {"pid": 4155, "name": "python3", "type": "C+G", "memory_used_mib": 69564},
     ]
