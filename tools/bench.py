@@ -20,6 +20,7 @@ import tempfile
 import typing as t
 
 import ansible_runner
+import bench_fleet
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -200,7 +201,8 @@ the host is a container on the same machine, the engine runs on the CPU. Downloa
 Ratios are taken within one run.
 
 {unchanged_section(executed, len(tasks), pairs)}
-{first_section(first_s, first)}"""
+{first_section(first_s, first)}
+{bench_fleet.section()}"""
     (ROOT / "docs/benchmarks.md").write_text(text)
     print(text)
 
