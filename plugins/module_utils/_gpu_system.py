@@ -50,7 +50,7 @@ def gpu_information(address: str, text: str) -> dict[str, Cell]:
     address: the directory's name; "Bus Location" is not used, since older drivers write it as 0000:01.00.0. A GPU that was never
     initialised has question marks for its uuid and its firmware's version: Nothing(unknown).
     """
-    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    found = {key.strip(): value.strip() for key, _colon, value in (line.partition(":") for line in text.splitlines())}
     cells: dict[str, Cell] = {"pci_bus_id": cell.pci_bus_id(address)}
     if "Model" in found:
         cells["name"] = cell.text(found["Model"])
@@ -81,7 +81,7 @@ def proc_reading(version_text: str, information: t.Mapping[str, str]) -> Reading
     gpus = [gpu_information(address, text) for address, text in sorted(information.items())]
     excluded = [
         Failure(None, gpu["pci_bus_id"], "unknown", "GPU Excluded: Yes")
-        for gpu, (_, text) in zip(gpus, sorted(information.items()))
+        for gpu, (_address, text) in zip(gpus, sorted(information.items()))
         if isinstance(gpu["pci_bus_id"], str) and re.search(r"^GPU Excluded:\s*Yes\s*$", text, re.MULTILINE)
     ]
     return Reading("proc", host=driver(version_text), gpus=gpus, failures=excluded)
@@ -272,7 +272,7 @@ def _virtual_functions(devices: PciDevices) -> set[str]:
     virtual = {address for address, device in devices.items() if device.get("physfn")}
     displays: dict[tuple[str, str], dict[str, str]] = {}
     for address, device in devices.items():
-        bus, _, place = address.rpartition(":")
+        bus, _colon, place = address.rpartition(":")
         if _hex(device.get("vendor")) == NVIDIA and _hex(device.get("class"))[:4] in _GPU_CLASSES:
             displays.setdefault((bus, _hex(device.get("device"))), {})[place] = address
     for places in displays.values():
@@ -329,7 +329,7 @@ def iommu(*, units: t.Sequence[str] | None, group_types: t.Iterable[str], cmdlin
     (kernel-parameters and sysfs-kernel-iommu_groups in the kernel's documentation.)
     """
     asked: dict[str, set[str]] = {}
-    for key, _, value in (word.partition("=") for word in cmdline.split()):
+    for key, _equals, value in (word.partition("=") for word in cmdline.split()):
         asked.setdefault(key, set()).update(value.split(","))
     passes = "pt" in asked.get("iommu", ()) or bool(asked.get("iommu.passthrough", set()) & {"1", "y", "on"})
     translates = "nopt" in asked.get("iommu", ()) or bool(asked.get("iommu.passthrough", set()) & {"0", "n", "off"})
@@ -651,7 +651,7 @@ class _Log:
         if xid:
             self.xid(xid, body)
             return 1
-        window = [text for _, text in self.messages[index : index + _MESSAGE_LINES]]
+        window = [text for _number, text in self.messages[index : index + _MESSAGE_LINES]]
         code, match = _first(_NVRM, " ".join(window), re.Pattern.match)
         if match is None:
             if _GSP_CAUSE.match(body) and not self.recent_cause(index):
