@@ -22,8 +22,8 @@ LOWEST_DRIVERS = (((0, 5, 12), (580, 65, 6)),)
 LEAST_SHARE = 0.9
 # Memory that others may hold before it is told: an idle desktop stays below it (case B42).
 UNSEEN_MIB = 500
-# The inventory's words for why a GPU has no driver. They do not concern an instance whose GPUs all work.
-NO_DRIVER_CODES = (
+# Errors of the inventory that say why a GPU is not there. They do not concern an instance whose GPUs all work.
+ABSENCE_CODES = (
     "driver_not_installed",
     "driver_not_loaded",
     "dkms_build_missing",
@@ -31,6 +31,7 @@ NO_DRIVER_CODES = (
     "nouveau_bound",
     "other_driver_bound",
     "secure_boot_refused",
+    "source_failed",
 )
 # While such a GPU is there, CUDA may number the others differently from nvidia-smi, which still counts it (case A09).
 _UNCOUNTED = ("lost", "needs_reset")
@@ -58,7 +59,7 @@ def problems(instances: t.Iterable[Instance], inventory: Inventory) -> list[str]
         return []
     errors = [problem for problem in inventory["problems"] if problem["severity"] == "error"]
     if inventory["driver_version"] is None and not any(gpu["usable"] for gpu in inventory["gpus"]):
-        found, errors = [_no_driver(wanting, errors[:1])], errors[1:]
+        found, errors = [_no_driver(wanting, inventory, errors[:1])], errors[1:]
     else:
         found = _old_driver(wanting, inventory["driver_version"])
     found += _host_problems(wanting, inventory, [problem for problem in errors if problem["gpu"] is None])
@@ -84,6 +85,8 @@ def warnings(instances: t.Iterable[Instance], inventory: Inventory, running: t.C
         choices = _choices(instance, inventory)
         chosen = {choice.gpu["pci_bus_id"] for choice in choices} - {None}
         found += [f"{instance['name']}: {problem['found']}. {problem['action']}" for problem in told if problem["gpu"] in chosen]
+        unknown = [gpu for gpu in map(str, instance["gpus"]) if not choices and _is_unknown_mig(gpu, inventory)]
+        found += [f"{instance['name']}: whether {gpu} exists could not be checked. Compare it with nvidia-smi -L." for gpu in unknown]
         if instance["unit"] not in running:
             found += [_unseen(instance, choice) for choice in choices if not choice.is_mig and _is_held_unseen(choice.gpu)]
     return list(dict.fromkeys(found))
@@ -108,9 +111,10 @@ def _lowest_words(instances: t.Iterable[Instance]) -> tuple[tuple[int, ...], str
     return lowest, words
 
 
-def _no_driver(instances: t.Sequence[Instance], errors: t.Sequence[t.Mapping[str, t.Any]]) -> str:
+def _no_driver(instances: t.Sequence[Instance], inventory: Inventory, errors: t.Sequence[t.Mapping[str, t.Any]]) -> str:
     """No driver is loaded; errors: the first thing that the inventory says of it, if anything."""
-    why = ". Install the driver first; in a container, on its host."
+    there = _there("", inventory)
+    why = f"{f'; there is {there}' if there else ''}. Install the driver first; in a container, on its host."
     if errors:
         why = f": {errors[0]['found']}. {errors[0]['action']}"
     return f"{_lowest_words(instances)[1]} and the GPUs {_wanted(instances)}, found no loaded driver{why}"
@@ -131,7 +135,7 @@ def _host_problems(instances: t.Sequence[Instance], inventory: Inventory, errors
     return [
         f"expected that the GPUs {_wanted(instances)} can be used, found that {problem['found']}. {problem['action']}"
         for problem in errors
-        if not (fine and problem["code"] in NO_DRIVER_CODES)
+        if not (fine and problem["code"] in ABSENCE_CODES)
     ]
 
 
@@ -153,9 +157,10 @@ def _works(choice: _Choice) -> bool:
 
 
 def _label(gpu: Gpu) -> str:
-    """What a GPU is called in a sentence: 0 (NVIDIA RTX A6000, GPU-...)."""
-    names = [str(gpu[key]) for key in ("index", "pci_bus_id", "uuid", "name") if gpu[key] is not None]
-    return f"{names[0]} ({', '.join(names[1:])})" if len(names) > 1 else "".join(names)
+    """What a GPU is called in a sentence, as in the inventory's own: GPU 0 (00000000:01:00.0, NVIDIA RTX A6000)."""
+    number = "GPU" if gpu["index"] is None else f"GPU {gpu['index']}"
+    details = ", ".join(gpu[key] for key in ("pci_bus_id", "name") if gpu[key])
+    return f"{number} ({details})" if details else number
 
 
 def _there(asked: str, inventory: Inventory) -> str:
@@ -164,7 +169,7 @@ def _there(asked: str, inventory: Inventory) -> str:
     for gpu in inventory["gpus"]:
         name = gpu["uuid"] if asked.startswith("GPU-") else gpu["index"]
         if asked.startswith("MIG-"):
-            words += [f"{device['uuid']} ({device['name']})" for device in gpu["mig_devices"]]
+            words += [f"{device['uuid']} ({device['name']})" for device in gpu["mig_devices"] if device["uuid"]]
         elif name is not None and gpu["health"] not in _STATES:
             words.append(str(name))
         if gpu["health"] in _STATES:
@@ -178,6 +183,8 @@ def _instance_problems(instance: Instance, inventory: Inventory) -> list[str]:
     name, found = instance["name"], []
     for asked in map(str, instance["gpus"]):
         choice = next((choice for choice in choices if choice.asked == asked), None)
+        if choice is None and _is_unknown_mig(asked, inventory):
+            continue  # told as a warning
         if choice is None:
             kind = "MIG devices" if asked.startswith("MIG-") else "GPUs"
             found.append(f"{name}: expected the GPU {asked}, found {_there(asked, inventory) or f'no {kind}'}. Change gpus.")
@@ -190,6 +197,11 @@ def _instance_problems(instance: Instance, inventory: Inventory) -> list[str]:
         elif not _works(choice):
             found.append(f"{name}: expected that the GPU {asked} can be used, found that {_why_not(choice.gpu, inventory)}")
     return found + _numbering(instance, inventory) + _unequal(instance, choices)
+
+
+def _is_unknown_mig(asked: str, inventory: Inventory) -> bool:
+    """Whether a MIG device may be there: of one that is, the UUID is not known (nvidia-smi says it with -L alone)."""
+    return asked.startswith("MIG-") and any(device["uuid"] is None for gpu in inventory["gpus"] for device in gpu["mig_devices"])
 
 
 def _why_not(gpu: Gpu, inventory: Inventory) -> str:

@@ -66,6 +66,11 @@ CASES = {
         inventory(driver=None),
         [f"{NO_DRIVER}. Install the driver first; in a container, on its host."],
     ),
+    "a hypervisor": (
+        [instance(0, 1)],
+        inventory(without_index(0, "passed_through"), driver=None),
+        [f"{NO_DRIVER}; there is 00000000:01:00.0 (is passed through to a guest). Install the driver first"],
+    ),
     "no driver, the cause is known, and all of it is told": (
         [instance(0, 1)],
         inventory(
@@ -133,7 +138,7 @@ CASES = {
         inventory(gpu(0), gpu(2), LOST, told=[TOLD_LOST]),
         [
             "a: expected the GPU 1, found 0, 2, 00000000:02:00.0 (is lost). Change gpus.",
-            "a: expected UUIDs in gpus, since 00000000:02:00.0 is lost and CUDA may count the others differently; found indices. "
+            "a: expected UUIDs in gpus, since GPU (00000000:02:00.0) is lost and CUDA may count the others differently; found indices. "
             f"Write {UUIDS[0]}.",
         ],
     ),
@@ -146,14 +151,15 @@ CASES = {
     "needs a reset": (
         [instance(UUIDS[0])],
         inventory(gpu(0, health="needs_reset", usable=False)),
-        [f"a: expected that the GPU {UUIDS[0]} can be used, found that 0 (00000000:01:00.0, {UUIDS[0]}, NVIDIA RTX A6000) needs a reset."],
+        [f"a: expected that the GPU {UUIDS[0]} can be used, found that GPU 0 (00000000:01:00.0, NVIDIA RTX A6000) needs a reset."],
     ),
     "a MIG device": ([instance(MIG)], inventory(divided(0, MIG), gpu(1)), []),
     "a MIG device of a GPU that needs a reset": (
         [instance(MIG)],
         inventory({**divided(0, MIG), "health": "needs_reset"}),
-        [f"a: expected that the GPU {MIG} can be used, found that 0 (00000000:01:00.0"],
+        [f"a: expected that the GPU {MIG} can be used, found that GPU 0 (00000000:01:00.0"],
     ),
+    "UUIDs of MIG devices are not known": ([instance(MIG)], inventory(divided(0, None)), []),
     "the parent of MIG devices": (
         [instance(UUIDS[0])],
         inventory(divided(0, MIG)),
@@ -173,7 +179,7 @@ CASES = {
         [instance(1)],
         inventory(divided(0, MIG), gpu(1)),
         [
-            f"a: expected UUIDs in gpus, since 0 (00000000:01:00.0, {UUIDS[0]}, NVIDIA RTX A6000) is divided (MIG) "
+            f"a: expected UUIDs in gpus, since GPU 0 (00000000:01:00.0, NVIDIA RTX A6000) is divided (MIG) "
             f"and CUDA may count the others differently; found indices. Write {UUIDS[1]}."
         ],
     ),
@@ -253,6 +259,12 @@ def test_warnings(gpus, told, running, expected):
     sentences = warnings([instance(0), instance(name="cpu")], inventory(*gpus, told=told), running)
     assert len(sentences) == len(expected), sentences
     assert all(sentence.startswith(beginning) for sentence, beginning in zip(sentences, expected)), sentences
+
+
+def test_a_mig_device_that_could_not_be_checked_is_told():
+    assert warnings([instance(MIG)], inventory(divided(0, None))) == [
+        f"a: whether {MIG} exists could not be checked. Compare it with nvidia-smi -L."
+    ]
 
 
 @pytest.mark.parametrize(
