@@ -83,11 +83,16 @@ def warnings(instances: t.Iterable[Instance], inventory: Inventory, running: t.C
     found = [f"{problem['found']}. {problem['action']}" for problem in of_all if wanting]
     for instance in wanting:
         choices = _choices(instance, inventory)
-        chosen = {choice.gpu["pci_bus_id"] for choice in choices} - {None}
-        found += [f"{instance['name']}: {problem['found']}. {problem['action']}" for problem in told if problem["gpu"] in chosen]
+        runs = instance["unit"] in running
+        chosen = {choice.gpu["pci_bus_id"]: choice.gpu for choice in choices if choice.gpu["pci_bus_id"]}
+        found += [
+            f"{instance['name']}: {problem['found']}. {problem['action']}"
+            for problem in told
+            if problem["gpu"] in chosen and not (runs and problem["code"] == "foreign_processes" and _may_be_own(chosen[problem["gpu"]]))
+        ]
         unknown = [gpu for gpu in map(str, instance["gpus"]) if not choices and _is_unknown_mig(gpu, inventory)]
         found += [f"{instance['name']}: whether {gpu} exists could not be checked. Compare it with nvidia-smi -L." for gpu in unknown]
-        if instance["unit"] not in running:
+        if not runs:
             found += [_unseen(instance, choice) for choice in choices if not choice.is_mig and _is_held_unseen(choice.gpu)]
     return list(dict.fromkeys(found))
 
@@ -260,6 +265,11 @@ def _shared(instances: t.Sequence[Instance], inventory: Inventory) -> list[str]:
             if asked != choice.asked:
                 found.append(f"{instance['name']}: expected a GPU of its own, found that {choice.asked} is {asked} of {name}. Change gpus.")
     return found
+
+
+def _may_be_own(gpu: Gpu) -> bool:
+    """Whether a process on a GPU may be the running unit's: in a container the driver counts processes as its host does, so no unit is known."""
+    return any(process.get("unit") is None for process in gpu["processes"])
 
 
 def _is_held_unseen(gpu: Gpu) -> bool:

@@ -228,6 +228,7 @@ def test_problems(case):
         assert sentence.startswith(beginning), sentence
 
 
+FOREIGN = problem("foreign_processes", "GPU 0: memory is held by x (pid 1, 900 MiB)", "00000000:01:00.0", "warning")
 ECC = problem("ecc_change_pending", "GPU 0: ECC changes at the next reboot", "00000000:01:00.0", "warning")
 
 
@@ -253,6 +254,10 @@ ECC = problem("ecc_change_pending", "GPU 0: ECC changes at the next reboot", "00
         ([gpu(0, memory_used_mib=20000)], [], ["sglang-a.service"], []),
         ([gpu(0, memory_used_mib=20000, processes=[{"pid": 1}])], [], [], []),
         ([gpu(0, memory_used_mib=None)], [], [], []),
+        # What holds memory may be the running engine, where its unit is not known (a container).
+        ([gpu(0, processes=[{"pid": 1, "unit": None}])], [FOREIGN], ["sglang-a.service"], []),
+        ([gpu(0, processes=[{"pid": 1, "unit": None}])], [FOREIGN], [], ["a: GPU 0: memory is held"]),
+        ([gpu(0, processes=[{"pid": 1, "unit": "x.service"}])], [FOREIGN], ["sglang-a.service"], ["a: GPU 0: memory is held"]),
     ],
 )
 def test_warnings(gpus, told, running, expected):
