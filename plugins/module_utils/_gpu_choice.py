@@ -268,7 +268,7 @@ def _shared(instances: t.Sequence[Instance], inventory: Inventory) -> list[str]:
 
 
 def _may_be_own(gpu: Gpu) -> bool:
-    """Whether a process on a GPU may be the running unit's: in a container the driver counts processes as its host does, so no unit is known."""
+    """Whether a process on a GPU may be the running unit: in a container the driver says the host's numbers, so no unit is known."""
     return any(process.get("unit") is None for process in gpu["processes"])
 
 
