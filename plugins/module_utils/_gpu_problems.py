@@ -9,7 +9,7 @@ import dataclasses
 import re
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_generations
+from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_generations, _gpu_system
 from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import Reading
 
 _SEVERITIES = ("error", "warning", "info")
@@ -23,15 +23,13 @@ WSL_HIDDEN_MIB = 1341
 class Evidence:
     """What is only looked for when something is wrong, or costs next to nothing.
 
-    kernel_findings: of the kernel log, {code, pci_bus_id, text}. module_files: nvidia.ko files for the running kernel; null when
-    unknown. dkms: what dkms says or has built. disk_version: version of the module on disk. reboot_required: the system's own
-    mark and what asked for it.
+    kernel_findings: of the kernel log. kernel_module: NVIDIA's module for the running kernel, on disk. disk_version: version of the
+    module on disk, None when it is not known. reboot_required: the system's own mark.
     """
 
-    kernel_findings: t.Sequence[t.Mapping[str, t.Any]] = ()
+    kernel_findings: t.Sequence[_gpu_system.Finding] = ()
     kernel_release: str = ""
-    module_files: t.Sequence[str] | None = None
-    dkms: str = ""
+    kernel_module: _gpu_system.KernelModule | None = None
     disk_version: str | None = None
     reboot_required: bool = False
 
@@ -47,8 +45,8 @@ def _label(gpu: t.Mapping[str, t.Any]) -> str:
     return f"{number} ({details})" if details else number
 
 
-def _first_finding(evidence: Evidence, *codes: str) -> t.Mapping[str, t.Any] | None:
-    return next((finding for finding in evidence.kernel_findings if finding["code"] in codes), None)
+def _first_finding(evidence: Evidence, *codes: str) -> _gpu_system.Finding | None:
+    return next((finding for finding in evidence.kernel_findings if finding.code in codes), None)
 
 
 def _errors(readings: t.Sequence[Reading]) -> dict[str, Reading]:
@@ -65,13 +63,14 @@ def _not_loaded_causes(result: t.Mapping[str, t.Any], evidence: Evidence) -> lis
     causes = []
     undriven = [gpu for gpu in result["gpus"] if gpu["health"] == "no_driver"]
     names = ", ".join(_label(gpu) for gpu in undriven)
+    module = evidence.kernel_module
     refused = _first_finding(evidence, "key_rejected")
-    if refused or (result["secure_boot"] == "enabled" and evidence.module_files and "nvidia" not in result["modules_loaded"]):
+    if refused or (result["secure_boot"] == "enabled" and module is not None and module.files and "nvidia" not in result["modules_loaded"]):
         causes.append(
             _problem(
                 "secure_boot_refused",
                 "error",
-                f"Secure Boot is on and the kernel refused the module ({refused['text']})"
+                f"Secure Boot is on and the kernel refused the module ({refused.text})"
                 if refused
                 else "Secure Boot is on, a module is installed and none is loaded",
                 "Use modules that the distribution has signed, or enrol the key that signs them (mokutil --import) at the console.",
@@ -93,15 +92,21 @@ def _not_loaded_causes(result: t.Mapping[str, t.Any], evidence: Evidence) -> lis
                 "nouveau_bound", "error", "nouveau took the GPU before NVIDIA's module", "Blacklist nouveau, rebuild the initramfs, reboot."
             )
         )
-    if evidence.module_files == [] and evidence.kernel_release:
-        built = f"; dkms: {' '.join(evidence.dkms.split())}" if evidence.dkms.strip() else ""
-        code = "dkms_build_missing" if evidence.dkms.strip() else "driver_not_installed"
-        action = (
-            f"Install the headers of kernel {evidence.kernel_release} and run dkms autoinstall, or boot the kernel it was built for."
-            if built
-            else "Install NVIDIA's driver."
+    if module is not None and module.files == []:
+        failed = _first_finding(evidence, "dkms_headers_missing", "dkms_build_failed")
+        built = module.other_kernels or module.dkms or failed
+        told = [f"built for {', '.join(module.other_kernels)} only"] if module.other_kernels else []
+        told += [failed.text] if failed else []
+        causes.append(
+            _problem(
+                "dkms_build_missing" if built else "driver_not_installed",
+                "error",
+                "; ".join([f"no NVIDIA module for the running kernel {evidence.kernel_release}", *told]),
+                f"Install the headers of kernel {evidence.kernel_release} and run dkms autoinstall, or boot the kernel it was built for."
+                if built
+                else "Install NVIDIA's driver.",
+            )
         )
-        causes.append(_problem(code, "error", f"no NVIDIA module for the running kernel {evidence.kernel_release}{built}", action))
     if not causes and undriven:
         causes.append(
             _problem(
@@ -159,13 +164,13 @@ def _flavour_problems(result: t.Mapping[str, t.Any], evidence: Evidence) -> list
             )
         )
     for finding in evidence.kernel_findings:
-        if finding["code"] == "needs_open_module" and not any(one["code"] == "wrong_module_flavour" for one in problems):
+        if finding.code == "needs_open_module" and not any(one["code"] == "wrong_module_flavour" for one in problems):
             problems.append(
-                _problem("wrong_module_flavour", "error", finding["text"], "Install the open flavour of the driver.", finding["pci_bus_id"])
+                _problem("wrong_module_flavour", "error", finding.text, "Install the open flavour of the driver.", finding.pci_bus_id)
             )
-        if finding["code"] == "branch_ignores_gpu" and not any(one["code"] == "driver_branch_too_new" for one in problems):
+        if finding.code == "branch_ignores_gpu" and not any(one["code"] == "driver_branch_too_new" for one in problems):
             problems.append(
-                _problem("driver_branch_too_new", "error", finding["text"], "Install the branch that it names.", finding["pci_bus_id"])
+                _problem("driver_branch_too_new", "error", finding.text, "Install the branch that it names.", finding.pci_bus_id)
             )
     return problems
 
@@ -252,7 +257,7 @@ def _loading_problems(result: t.Mapping[str, t.Any], readings: t.Sequence[Readin
         firmware = _first_finding(
             evidence, "rm_init_failed", "gsp_firmware_failed", "needs_open_module", "branch_ignores_gpu", "no_gpu_found"
         )
-        hint = f" ({firmware['text']})" if firmware else ""
+        hint = f" ({firmware.text})" if firmware else ""
         return [
             _problem(
                 "no_devices",
@@ -268,7 +273,7 @@ def _gpu_state(gpu: t.Mapping[str, t.Any], evidence: Evidence) -> list[dict[str,
     """What is wrong with one GPU itself."""
     problems = []
     address, label = gpu["pci_bus_id"], _label(gpu)
-    told = next((finding["text"] for finding in evidence.kernel_findings if finding["pci_bus_id"] and finding["pci_bus_id"] == address), "")
+    told = next((finding.text for finding in evidence.kernel_findings if finding.pci_bus_id and finding.pci_bus_id == address), "")
     hint = f" ({told})" if told else ""
 
     def add(code: str, severity: str, found: str, action: str) -> None:
@@ -425,10 +430,9 @@ def _host_problems(result: t.Mapping[str, t.Any], evidence: Evidence) -> list[di
         )
     elif evidence.reboot_required:
         problems.append(_problem("reboot_required", "info", "the system asks for a reboot", "Reboot when it suits."))
-    if any(finding["code"] == "iommu_page_fault" for finding in evidence.kernel_findings):
-        problems.append(
-            _problem("iommu_page_fault", "warning", str(_first_finding(evidence, "iommu_page_fault")["text"]), "Boot with iommu=pt.")  # type: ignore[index]
-        )
+    fault = _first_finding(evidence, "iommu_page_fault")
+    if fault is not None and fault.pci_bus_id in {gpu["pci_bus_id"] for gpu in result["gpus"]}:
+        problems.append(_problem("iommu_page_fault", "warning", fault.text, "Boot with iommu=pt.", fault.pci_bus_id))
     if result["virtualization"] == "wsl" and result["gpus"]:
         problems.append(
             _problem(

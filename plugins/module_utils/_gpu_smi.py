@@ -404,7 +404,7 @@ def _tree(document: str) -> tuple[ET.Element | None, str]:
     root: list[ET.Element] = []
 
     class Builder(ET.TreeBuilder):
-        def start(self, tag: str, attributes: dict[str, str]) -> ET.Element:  # type: ignore[override]
+        def start(self, tag: str, attributes: dict[str, str]) -> ET.Element:
             element = super().start(tag, attributes)
             root.append(element)
             return element
