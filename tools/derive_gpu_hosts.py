@@ -332,6 +332,8 @@ class Host(t.NamedTuple):
     fails: tuple[int, str] | None = None  # exit status and text of nvidia-smi, whatever it is asked
     proc: t.Mapping[str, str] = types.MappingProxyType({})  # other files below /proc
     metal: bool = True  # a machine of its own with EFI and an IOMMU
+    facts: t.Mapping[str, t.Any] = types.MappingProxyType({})  # what is not a file on the host
+    log: str = ""  # of the kernel
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -515,7 +517,8 @@ def gpu_block(host: int, number: int, gpu: Gpu) -> ET.Element:
         "pci/pci_domain": domain,
         "pci/pci_bus_id": bus_id,
     }
-    for path, text in {**identity, **gpu.card.values}.items():
+    # What stands for a whole group first, then what differs in it.
+    for path, text in sorted({**identity, **gpu.card.values}.items(), key=lambda item: not item[0].endswith("/*")):
         set_text(block, path, text)
     block.set("id", bus_id)
     if gpu.mig:
@@ -785,6 +788,7 @@ RECORDED = (
         NVIDIA_MODULES,
         sample("topo_2x3090_nvlink.txt"),
         proc={"1/environ": "container=lxc\0TERM=linux\0"},
+        facts={"shm_total_mib": 64, "shm_free_mib": 64},
     ),
     Host(
         "none",
@@ -797,7 +801,7 @@ RECORDED = (
     ),
     Host(
         "lost",
-        "smi_query_610_one_of_four_lost.csv (case A09: its addresses and its error line)",
+        "smi_query_610_one_of_four_lost.csv (case A09: its addresses and its error line) and dmesg_xid79_xid119.txt (its first two lines)",
         "the card, addresses, minors, device nodes; the second GPU is lost. What comes after the error line, the exit status 255 and the"
         " lost GPU's /proc and link are assumed",
         tuple(
@@ -812,6 +816,7 @@ RECORDED = (
         "GPU0\t X \tNODE\tNODE\t0-63\t0\t\tN/A\n"
         "GPU2\tNODE\t X \tNODE\t0-63\t0\t\tN/A\n"
         "GPU3\tNODE\tNODE\t X \t0-63\t0\t\tN/A\n",
+        log="".join(sample("dmesg_xid79_xid119.txt").splitlines(keepends=True)[:2]).replace("0000:0b:00", "0000:34:00"),
     ),
     Host(
         "mig",
@@ -940,6 +945,9 @@ def write_host(directory: pathlib.Path, number: int, host: Host) -> None:
     texts = {f"sys/{path}": text for path, text in files.items()}
     texts.update({f"proc/{path}": text for path, text in proc_files(number, host).items()})
     texts["dev/ls-l.txt"] = host.nodes
+    texts["facts.json"] = json.dumps({"shm_total_mib": 64000, "shm_free_mib": 64000, **host.facts}) + "\n"
+    if host.log:
+        texts["dmesg.txt"] = host.log
     if host.smi:
         texts["nvidia-smi.json"] = json.dumps(smi_answers(number, host), indent=1) + "\n"
     for path, text in texts.items():

@@ -155,6 +155,12 @@ def test_the_package_holds_the_host_and_no_nvidia_smi_where_there_was_none(tmp_p
         assert answer.stdout == smi(host, "-L").stdout
 
 
+def test_the_same_recording_gives_the_same_package(tmp_path):
+    for name in ("one", "two"):
+        subprocess.run([BUILD, "lost", tmp_path / name], check=True)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
 def test_the_builder_names_the_hosts_when_asked_for_another(tmp_path):
     answer = subprocess.run([BUILD, "no_such_host", tmp_path / "double.deb"], capture_output=True, text=True, check=False)
     assert answer.returncode != 0
