@@ -101,6 +101,15 @@ def test_processes_are_selected_too():
     assert answer.stdout == "4155, 69564\n300, [N/A]\n"
 
 
+def test_a_host_that_was_recorded_as_it_is_replays_too():
+    directory = SAMPLES / "h200/busy"
+    assert (
+        smi(directory, "--query-gpu=gpu_name,clocks.sm", "--format=csv").stdout == "name, clocks.current.sm [MHz]\nNVIDIA H200, 1980 MHz\n"
+    )
+    answer = smi(directory, "--query-compute-apps=pid,used_gpu_memory", "--format=csv")
+    assert answer.stdout == "pid, used_gpu_memory [MiB]\n1001, 1542 MiB\n"
+
+
 def test_a_lost_gpu_is_named_first_whatever_is_asked():
     line = (SAMPLES / "smi_query_610_one_of_four_lost.csv").read_text().splitlines()[0]
     answer = smi("lost", "--query-gpu=index,uuid", "--format=csv,noheader")

@@ -23,8 +23,8 @@ import sys
 import time
 import typing as t
 
-# Columns of --query-compute-apps have a second name; those of --query-gpu are in the recorded --help-query-gpu.
-APP_ALIASES = {"used_memory": "used_gpu_memory", "name": "process_name"}
+# Some columns of --query-compute-apps have a second name; those of --query-gpu are in the recorded --help-query-gpu.
+APP_NAMES = [["used_gpu_memory", "used_memory"], ["process_name", "name"]]
 
 
 class Answer(t.NamedTuple):
@@ -81,10 +81,9 @@ class Table:
 class Recording:
     def __init__(self, answers: t.Sequence[Answer]) -> None:
         self.answers = answers
-        self.tables = {query[0]: Table(answer) for answer in answers for query in [query_of(answer.argv)] if query}
+        self.tables = {query[0]: Table(answer) for answer in answers for query in [query_of(answer.argv)] if query and query[2] == ["csv"]}
         listed = next((answer.stdout for answer in answers if answer.argv == ["--help-query-gpu"]), "")
-        names = [re.findall(r'"([\w.]+)"', line) for line in listed.splitlines()]
-        self.aliases = {**APP_ALIASES, **{alias: line[0] for line in names for alias in line[1:]}}
+        self.names = [*APP_NAMES, *(re.findall(r'"([\w.]+)"', line) for line in listed.splitlines() if line.startswith('"'))]
 
     def exactly(self, argv: t.Sequence[str]) -> Answer | None:
         return next((answer for answer in self.answers if sorted(answer.argv) == sorted(argv)), None)
@@ -99,10 +98,13 @@ class Recording:
     def select(self, kind: str, columns: t.Sequence[str], formats: t.Sequence[str], gpus: t.Sequence[dict[str, str]] | None) -> Answer:
         """A query, from the recorded table."""
         table = self.tables[kind]
-        names = [name if name in table.columns else self.aliases.get(name, name) for name in columns]
-        for asked, name in zip(columns, names):
-            if name not in table.columns:
+        names = []
+        for asked in columns:
+            same = [asked, *(name for group in self.names if asked in group for name in group)]
+            known = [name for name in same if name in table.columns]
+            if not known:
                 return Answer([], 2, f'Field "{asked}" is not a valid field to query.\n\n')
+            names.append(known[0])
         rows = table.rows
         if gpus is not None:
             keys = {row["uuid"] for row in gpus}
