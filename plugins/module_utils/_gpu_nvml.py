@@ -14,6 +14,7 @@ import collections
 import contextlib
 import ctypes
 import itertools
+import re
 import typing as t
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_cell as cell
@@ -67,9 +68,8 @@ FIELDS = (
     _POWER_INSTANT,
     _RECOVERY_ACTION,
 )
-_VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # nvmlValueType_t -> member of nvmlValue_t
-
-_NONE = cell.Nothing(cell.NOT_SUPPORTED, "None")  # nvidia-smi prints None, which stands for nothing in every source
+# nvmlValueType_t -> member of nvmlValue_t. 0 is a floating-point number, which none of these fields is.
+_VALUE_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
 # Words as nvidia-smi prints them (its manual page and its output, drivers 510 to 610).
 _ARCHITECTURES = {
@@ -86,8 +86,8 @@ _ARCHITECTURES = {
 }
 _COMPUTE_MODES = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
 _VIRTUALIZATION_VGPU = 2
-_VIRTUALIZATION_MODES = {0: _NONE, 1: "Pass-Through", _VIRTUALIZATION_VGPU: "VGPU", 3: "Host VGPU", 4: "Host VSGA"}
-_ADDRESSING_MODES = {0: _NONE, 1: "HMM", 2: "ATS"}
+_VIRTUALIZATION_MODES = {0: "None", 1: "Pass-Through", _VIRTUALIZATION_VGPU: "VGPU", 3: "Host VGPU", 4: "Host VSGA"}
+_ADDRESSING_MODES = {0: cell.Nothing(cell.NOT_SUPPORTED, "None"), 1: "HMM", 2: "ATS"}
 _DRIVER_MODELS = {0: "WDDM", 1: "TCC", 2: "MCDM"}
 _PERFORMANCE_STATES = {number: f"P{number}" for number in range(16)}
 # Words of the result.
@@ -159,9 +159,10 @@ class _Library:
             return cell.Nothing(cell.NOT_SUPPORTED, "Invalid Argument")
         if code:
             return self.nothing(code, str(self.nvml.NVMLError(code)))
-        if value.valueType >= len(_VALUE_MEMBERS):
-            return cell.Nothing(cell.UNKNOWN, f"value type {value.valueType}")
-        return getattr(value.value, _VALUE_MEMBERS[value.valueType])
+        if value.valueType == 0:  # passed over: driver 580 leaves some fields as they were handed in, all zero, and calls that a success
+            return cell.Nothing(cell.NOT_SUPPORTED, "no answer")
+        member = _VALUE_MEMBERS.get(value.valueType)
+        return getattr(value.value, member) if member else cell.Nothing(cell.UNKNOWN, f"value type {value.valueType}")
 
     def nothing(self, code: int, text: str) -> cell.Nothing:
         """The kind of nothing that an error stands for (-1: not one of NVML's)."""
@@ -184,7 +185,8 @@ def _str(value: str | bytes) -> str:
 
 
 def _mib(size: int) -> int:
-    return size >> 20
+    """Bytes to MiB, rounded up as nvidia-smi of driver 580 does it: 644939776 reserved bytes are 615.06 MiB, and it prints 616."""
+    return -(-size >> 20)
 
 
 def _watts(milliwatts: int) -> float:
@@ -242,14 +244,17 @@ def _mig_devices(library: _Library, handle: t.Any) -> list[dict[str, t.Any]]:
 
 
 def _processes(library: _Library, handle: t.Any) -> cell.Cell:
-    """One entry per pid: what computes and draws is in two lists, with the same memory. Clients of MPS have a list of their own."""
+    """One entry per pid: what computes and draws is in two lists, with the same memory. Clients of MPS have a list of their own.
+
+    Without the list of compute processes an empty answer would be a guess.
+    """
     found: dict[int, dict[str, t.Any]] = {}
     nothing: cell.Nothing | None = None
     for kind, infix in (("C", "Compute"), ("C", "MPSCompute"), ("G", "Graphics")):
         function = f"nvmlDeviceGet{infix}RunningProcesses"
         entries = library.first((f"{function}_v3", handle), (f"{function}_v2", handle), (function, handle))
         if isinstance(entries, cell.Nothing):
-            nothing = nothing or entries
+            nothing = entries if infix == "Compute" else nothing
             continue
         for entry in entries:
             process = found.setdefault(entry.pid, {"pid": entry.pid, "name": None, "type": kind, "memory_used_mib": None})
@@ -275,11 +280,8 @@ def _numa_node(library: _Library, handle: t.Any) -> cell.Cell:
 
 
 def _fabric_state(library: _Library, handle: t.Any) -> cell.Cell:
-    try:
-        info = library.nvml.c_nvmlGpuFabricInfoV_t()
-    except AttributeError:
-        return cell.Nothing(cell.NOT_SUPPORTED, "Function Not Found")
-    answer = library.ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
+    info = library.ask("c_nvmlGpuFabricInfoV_t")
+    answer = info if isinstance(info, cell.Nothing) else library.ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
     return answer if isinstance(answer, cell.Nothing) else _word(_FABRIC_STATES, "fabric state")(info.state)
 
 
@@ -411,11 +413,18 @@ def _topology_pairs(seen: t.Sequence[_Seen]) -> dict[tuple[int, int], str]:
     return pairs
 
 
+def _library_version(text: str) -> cell.Cell:
+    """NVML's own version without the CUDA version in front: 13.580.159.04 belongs to driver 580.159.04."""
+    match = re.fullmatch(r"(?:\d{1,2}\.)?(\d{3}\..*)", text.strip(), re.ASCII)
+    return cell.version(match[1]) if match else cell.Nothing(cell.UNKNOWN, text)
+
+
 def _read(nvml: t.Any) -> cell.Reading:
     system = _Library(nvml)
     cuda = system.first(("nvmlSystemGetCudaDriverVersion_v2",), ("nvmlSystemGetCudaDriverVersion",))
     host = {
         "driver_version": _then(system.ask("nvmlSystemGetDriverVersion"), cell.version),
+        "driver_userland_version": _then(system.ask("nvmlSystemGetNVMLVersion"), _library_version),
         "cuda_driver_version": _then(cuda, lambda number: f"{number // 1000}.{number % 1000 // 10}"),
     }
     count = system.ask("nvmlDeviceGetCount")
@@ -450,7 +459,7 @@ def read(nvml: t.Any) -> cell.Reading:
     no_devices, unknown_error) and NVML's own text. A GPU that cannot be reached is in the failures; when it could be reached at first,
     what it said is in the GPUs too.
 
-    host has driver_version, cuda_driver_version and topology_pairs: {(index, higher index): "NV4", "PIX", "SYS", ...}.
+    host has the versions, and topology_pairs: {(index, higher index): "NV4", "PIX", "SYS", ...}.
     """
     try:
         nvml.nvmlInit()

@@ -456,18 +456,15 @@ def find(result: t.Mapping[str, t.Any], readings: t.Sequence[Reading], evidence:
 
     result: of _gpu_inventory.unite. An empty list for a host without GPU and for one that is well.
     """
-    problems = _library_problems(result, readings)
-    blocked = bool(problems)
+    library = _library_problems(result, readings)
     flavour = _flavour_problems(result, evidence)
-    problems += flavour
-    if not blocked:
-        loading = _loading_problems(result, readings, evidence)
-        # A wrong flavour or branch is the cause of what would be told here.
-        problems += [] if flavour and all(one["code"] in ("no_devices", "driver_not_loaded") for one in loading) else loading
-    no_answer = blocked or any(one["code"] == "no_devices" for one in problems)
+    loading = [] if library else _loading_problems(result, readings, evidence)
+    if flavour:  # it is the cause of what these say
+        loading = [problem for problem in loading if problem["code"] not in ("no_devices", "driver_not_loaded")]
+    problems = library + flavour + loading
+    explained = any(problem["severity"] == "error" and problem["code"] != "no_common_flavour" for problem in problems)
     for gpu in result["gpus"]:
-        state = _gpu_state(gpu, evidence)
-        problems += [one for one in state if not (no_answer and one["code"] == "gpu_not_listed")]
+        problems += [problem for problem in _gpu_state(gpu, evidence) if not (explained and problem["code"] == "gpu_not_listed")]
     problems += _node_problems(result) + _host_problems(result, evidence)
     return sorted(problems, key=lambda one: _SEVERITIES.index(one["severity"]))
 

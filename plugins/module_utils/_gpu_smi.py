@@ -65,7 +65,7 @@ def fabric_state(cell: str | None) -> Cell:
 
 
 def _mode(cell: str | None) -> Cell:
-    """A word for which None is an answer of its own (addressing mode, virtualisation mode)."""
+    """A word for which None is an answer of its own: no virtualisation."""
     return "None" if cell is not None and cell.strip() == "None" else text(cell)
 
 
@@ -137,7 +137,7 @@ _XML: dict[str, tuple[tuple[str, ...], Parser]] = {
     "pcie_width_max": (("pci/pci_gpu_link_info/link_widths/max_link_width",), _width),
     "numa_node": (("numa_node",), integer),
     "recovery_action": (("gpu_recovery_action",), recovery_action),
-    "addressing_mode": (("addressing_mode",), _mode),
+    "addressing_mode": (("addressing_mode",), text),
     "virtualization_mode": (("gpu_virtualization_mode/virtualization_mode",), _mode),
     "driver_model": (("driver_model/current_dm", "driver_model/current"), text),
     "license_status": (
@@ -196,7 +196,7 @@ _CSV: dict[str, tuple[tuple[str, ...], Parser]] = {
     "pcie_width": (("pcie.link.width.current",), _width),
     "pcie_width_max": (("pcie.link.width.max",), _width),
     "recovery_action": (("gpu_recovery_action",), recovery_action),
-    "addressing_mode": (("addressing_mode",), _mode),
+    "addressing_mode": (("addressing_mode",), text),
     "driver_model": (("driver_model.current",), text),
     "fabric_state": (("fabric.state",), fabric_state),
     "vbios_version": (("vbios_version",), text),

@@ -79,13 +79,12 @@ def test_xml_of_a_real_h200():
         "pcie_width_max": 16,
         "processes": [],
         "recovery_action": "none",
-        "addressing_mode": "None",
         "virtualization_mode": "Pass-Through",
         "vbios_version": "96.00.A5.00.1A",
         "gsp_firmware_version": "580.159.04",
     }
     nothing = {field: cell.reason for field, cell in gpu.items() if isinstance(cell, Nothing)}
-    assert nothing == dict.fromkeys(("retired_pages_pending", "driver_model", "fabric_state"), NOT_SUPPORTED)
+    assert nothing == dict.fromkeys(("retired_pages_pending", "driver_model", "fabric_state", "addressing_mode"), NOT_SUPPORTED)
 
 
 def test_xml_with_mig_has_its_devices_and_a_word_in_place_of_children():
