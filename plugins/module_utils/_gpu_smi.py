@@ -264,6 +264,11 @@ def error_of(output: str, rc: int | None) -> str:
     return _EXIT_CODES.get(rc, "unknown_error")
 
 
+def _unexplained(error: str, failures: t.Sequence[Failure]) -> str:
+    """The error of an answer that lists GPUs. When lines name those that cannot be reached, the exit status says no more than they do."""
+    return "" if failures and error in ("gpu_lost", "unknown_error") else error
+
+
 def _first_lines(output: str, count: int = 2) -> str:
     lines = [" ".join(line.split()) for line in output.splitlines() if line.strip()]
     return " ".join(lines[:count])[:300]
@@ -448,6 +453,7 @@ def parse_xml(output: str, rc: int | None = 0) -> Reading:
         # What is counted or listed may go on after the cut: half of it would be a wrong number.
         gpus[-1] = {field: cell for field, cell in gpus[-1].items() if field not in _COUNTED}
     _number_gpus(gpus, failures)
+    error = _unexplained(error, failures)
     host: dict[str, Cell] = {}
     if root is not None:
         _put(host, "driver_version", _first(version, [root.findtext("kmd_version"), root.findtext("driver_version")]))
@@ -515,6 +521,7 @@ def parse_csv(output: str, rc: int | None = 0, fields: t.Sequence[str] | None = 
         host = {"driver_userland_version": library_version(output)} if error == "driver_library_mismatch" else {}
         status = "timed_out" if error == "timed_out" else "failed"
         return Reading("nvidia_smi_csv", status, error or "unknown_error", _first_lines(output), host, (), failures)
+    error = _unexplained(error, failures)
     gpus = []
     host_cells: dict[str, Cell] = {}
     for row in rows:

@@ -192,15 +192,16 @@ def test_a_process_that_computes_and_draws_is_one_process():
     ]
 
 
-def test_a_line_about_a_lost_gpu_before_the_document_shifts_the_indices():
+@pytest.mark.parametrize("rc", [0, 15, 255])
+def test_a_line_about_a_lost_gpu_before_the_document_shifts_the_indices(rc):
     text = "Unable to determine the device handle for GPU0000:07:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
     whole = sample("smi_8gpu_minor_not_index.xml")
     second = whole.index("<gpu id", whole.index("<gpu id") + 1)
     rest = whole[:second] + whole[whole.index("</gpu>", second) + len("</gpu>") :]
-    reading = smi.parse_xml(text + rest.replace("<attached_gpus>8", "<attached_gpus>7"))
+    reading = smi.parse_xml(text + rest.replace("<attached_gpus>8", "<attached_gpus>7"), rc)
     assert [gpu["index"] for gpu in reading.gpus] == [0, 2, 3, 4, 5, 6, 7]
     assert [(failure.pci_bus_id, failure.health) for failure in reading.failures] == [("00000000:07:00.0", "lost")]
-    assert reading.status == "ok"
+    assert (reading.status, reading.error) == ("ok", "")
 
 
 def test_a_document_that_is_cut_off_gives_what_is_whole():
@@ -328,10 +329,12 @@ def test_csv_cells(name, index, expected):
     assert {field: gpu[field].reason if isinstance(gpu[field], Nothing) else gpu[field] for field in expected} == expected
 
 
+@pytest.mark.parametrize("rc", [0, 15, 255])
 @pytest.mark.parametrize("order", [lambda error, rest: error + rest, lambda error, rest: rest + error])
-def test_one_of_four_gpus_is_lost_whichever_stream_the_error_is_on(order):
+def test_one_of_four_gpus_is_lost_whichever_stream_the_error_is_on(order, rc):
     error, rest = sample("smi_query_610_one_of_four_lost.csv").split("\n", 1)
-    reading = smi.parse_csv(order(error + "\n", rest))
+    reading = smi.parse_csv(order(error + "\n", rest), rc)
+    assert (reading.status, reading.error) == ("ok", "")
     assert [gpu["index"] for gpu in reading.gpus] == [0, 2, 3]
     assert [(failure.index, failure.pci_bus_id) for failure in reading.failures] == [(1, "00000000:34:00.0")]
 
