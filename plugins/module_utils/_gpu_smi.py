@@ -34,6 +34,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import
 
 XML_ARGUMENTS = ("-q", "-x")
 HELP_ARGUMENTS = ("--help-query-gpu",)
+LIST_ARGUMENTS = ("-L",)
 APPS_ARGUMENTS = ("--query-compute-apps=gpu_uuid,gpu_bus_id,pid,process_name,used_gpu_memory", "--format=csv")
 
 Parser = t.Callable[[t.Optional[str]], Cell]
@@ -545,6 +546,32 @@ def parse_apps(output: str) -> dict[str, list[dict[str, t.Any]]]:
             (cells.get("pid"), "C", cells.get("process_name"), cells.get("used_gpu_memory", cells.get("used_memory")))
         )
     return {uuid: processes(entries) for uuid, entries in by_gpu.items()}
+
+
+MigNames = dict[tuple[Cell, Cell], dict[str, str]]
+
+
+def parse_list(output: str) -> MigNames:
+    """Read `nvidia-smi -L`: (GPU uuid, index of a MIG device) -> its uuid and name, which is padded (case A07)."""
+    found: MigNames = {}
+    parent = ""
+    for line in output.splitlines():
+        gpu = re.match(r"GPU \d+: .*\(UUID: (GPU-[\w-]+)\)", line, re.ASCII)
+        mig = re.match(r"\s+MIG (\S+)\s+Device\s+(\d{1,3}): \(UUID: (MIG-[\w/-]+)\)", line, re.ASCII)
+        if gpu:
+            parent = gpu[1]
+        elif mig:
+            found[parent, int(mig[2])] = {"uuid": mig[3], "name": mig[1]}
+    return found
+
+
+def name_mig_devices(gpus: t.Sequence[dict[str, Cell]], names: MigNames) -> list[dict[str, Cell]]:
+    """GPUs of a reading whose MIG devices get their uuid and name from parse_list: the XML has neither (DTD v11 to v13)."""
+    named = []
+    for gpu in gpus:
+        devices = [{**device, **names.get((gpu.get("uuid"), device["index"]), {})} for device in gpu.get("mig_devices", [])]
+        named.append({**gpu, "mig_devices": devices} if devices else gpu)
+    return named
 
 
 _VERSION_KEYS = {  # the new keys of driver 610 first

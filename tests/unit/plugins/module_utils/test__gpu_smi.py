@@ -99,6 +99,34 @@ def test_xml_with_mig_has_its_devices_and_a_word_in_place_of_children():
     assert absent(gpu["remapped_rows_pending"]) == NOT_SUPPORTED
 
 
+def test_the_devices_of_mig_are_named_by_the_list():
+    """Driver 590 pads the names; driver 450 had UUIDs of three parts."""
+    text = (
+        "GPU 0: NVIDIA H200 (UUID: GPU-00000000-0000-4000-8000-000000000001)\n"
+        "  MIG 1c.3g.71gb  Device  0: (UUID: MIG-00000000-0000-4000-8000-000000000011)\n"
+        "  MIG 2g.35gb     Device  2: (UUID: MIG-00000000-0000-4000-8000-000000000012)\n"
+        "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-00000000-0000-4000-8000-000000000002)\n"
+        "  MIG 3g.20gb Device 0: (UUID: MIG-GPU-00000000-0000-4000-8000-000000000002/1/0)\n"
+    )
+    gpus = [
+        {
+            "uuid": "GPU-00000000-0000-4000-8000-000000000001",
+            "mig_devices": [{"index": index, "uuid": None, "name": None} for index in (0, 1, 2)],
+        },
+        {"uuid": "GPU-00000000-0000-4000-8000-000000000002", "mig_devices": [{"index": 0, "uuid": None, "name": None}]},
+        {"uuid": Nothing(UNKNOWN)},
+    ]
+    first, second, third = smi.name_mig_devices(gpus, smi.parse_list(text))
+    assert first["mig_devices"] == [
+        {"index": 0, "uuid": "MIG-00000000-0000-4000-8000-000000000011", "name": "1c.3g.71gb"},
+        {"index": 1, "uuid": None, "name": None},
+        {"index": 2, "uuid": "MIG-00000000-0000-4000-8000-000000000012", "name": "2g.35gb"},
+    ]
+    assert second["mig_devices"][0]["uuid"] == "MIG-GPU-00000000-0000-4000-8000-000000000002/1/0"
+    assert third == gpus[2]
+    assert smi.parse_list("No devices were found\n") == {}
+
+
 def test_a_pending_change_of_mig_or_ecc_is_seen():
     text = (
         sample("smi_mig_a100_v11.xml")
