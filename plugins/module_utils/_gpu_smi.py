@@ -355,7 +355,8 @@ def processes(rows: t.Iterable[tuple[str | None, str | None, str | None, str | N
         if isinstance(pid, Nothing):
             continue
         entry = merged.setdefault(pid, {"pid": pid, "name": None, "type": None, "memory_used_mib": None})
-        kinds = {*(entry["type"] or "").split("+"), *("" if isinstance(kind, Nothing) else kind).split("+")} - {""}
+        # M+C is a client of MPS: it computes.
+        kinds = {*(entry["type"] or "").split("+"), *("" if isinstance(kind, Nothing) else kind).split("+")} & {"C", "G"}
         entry["type"] = "+".join(sorted(kinds)) or None
         entry["name"] = entry["name"] or (None if isinstance(name, Nothing) else name)
         if not isinstance(used, Nothing):

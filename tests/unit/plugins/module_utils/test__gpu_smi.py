@@ -207,6 +207,7 @@ PROCESSES = """<nvidia_smi_log><gpu id="0000000F:01:00.0">
 <processes>
  <process_info><pid>4155</pid><type>C</type><process_name>python3</process_name><used_memory>69564 MiB</used_memory></process_info>
  <process_info><pid>4155</pid><type>G</type><process_name>python3</process_name><used_memory>69564 MiB</used_memory></process_info>
+ <process_info><pid>77</pid><type>M+C</type><process_name>python3</process_name><used_memory>10 MiB</used_memory></process_info>
  <process_info><pid>300</pid><type>G</type><process_name>Xorg</process_name><used_memory>N/A</used_memory></process_info>
 </processes></gpu></nvidia_smi_log>"""
 
@@ -215,6 +216,7 @@ def test_a_process_that_computes_and_draws_is_one_process():
     (gpu,) = smi.parse_xml(PROCESSES).gpus
     assert absent(gpu["memory_total_mib"]) == NOT_SUPPORTED
     assert gpu["processes"] == [
+        {"pid": 77, "name": "python3", "type": "C", "memory_used_mib": 10},
         {"pid": 300, "name": "Xorg", "type": "G", "memory_used_mib": None},
         {"pid": 4155, "name": "python3", "type": "C+G", "memory_used_mib": 69564},
     ]
