@@ -11,7 +11,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 PLAYBOOK = ansible-playbook -i $(INVENTORY) $(if $(LIMIT),--limit $(LIMIT)) $(ANSIBLE_ARGS)
 needs-inventory = $(if $(INVENTORY),,$(error say which hosts: make $@ INVENTORY=inventory/<yours>.yml [LIMIT=<host>]))
 
-.PHONY: help setup demo demo-destroy deploy verify test test-full lint bench clean
+.PHONY: help setup demo demo-destroy deploy verify gpu-inventory test test-full lint bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,9 @@ deploy: setup ## run site.yml: make deploy INVENTORY=... [LIMIT=...]
 
 verify: setup ## run verify.yml: make verify INVENTORY=... [LIMIT=...]
 	$(needs-inventory)$(PLAYBOOK) playbooks/verify.yml
+
+gpu-inventory: setup ## run gpu_inventory.yml: make gpu-inventory INVENTORY=... [LIMIT=...]
+	$(needs-inventory)$(PLAYBOOK) playbooks/gpu_inventory.yml
 
 lint: setup ## ansible-lint, yamllint, ruff, mypy
 	yamllint --strict .

@@ -20,6 +20,7 @@ import tempfile
 import typing as t
 
 import ansible_runner
+import bench_fleet
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -145,8 +146,8 @@ def unchanged_section(executed: int, remote: int, pairs: t.Sequence[Pair]) -> st
     return f"""## An unchanged run against the floor
 
 The floor is a play with as many trivial tasks (pings, over the same connection) as the run executes; the limit is 1.5 times that.
-A second, harder comparison counts only the tasks that go to the host. It is no limit: a module that looks at services or copies takes longer
-than a ping, and every task that is saved makes this ratio worse.
+A second, harder comparison counts only the tasks that go to the host. It is no limit: a module that looks at services or copies takes
+longer than a ping, and every task that is saved makes this ratio worse.
 Medians of {len(pairs)} rounds, taken in turns.
 
 {table(rows)}
@@ -200,7 +201,8 @@ the host is a container on the same machine, the engine runs on the CPU. Downloa
 Ratios are taken within one run.
 
 {unchanged_section(executed, len(tasks), pairs)}
-{first_section(first_s, first)}"""
+{first_section(first_s, first)}
+{bench_fleet.section()}"""
     (ROOT / "docs/benchmarks.md").write_text(text)
     print(text)
 

@@ -23,6 +23,11 @@ stage() {
 
 stage "unit tests" pytest -q tests/unit
 stage "sanity of the artifact" tools/sanity.sh
+if ! command -v chromium chromium-browser google-chrome-stable google-chrome >/dev/null; then
+  apt-get -o DPkg::Lock::Timeout=300 update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null
+fi
+stage "reports in a browser" pytest -q tests/browser
 stage "molecule" molecule test --all
 python3 tools/testhost.py create double --hostname double
 # For the second way of closing helper ports, where systemd's own is not enforced.

@@ -23,6 +23,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._report import (
     network_address,
 )
 from ansible_collections.firstlight.sglang.plugins.module_utils._status import InputError, check_instances
+from ansible_collections.firstlight.sglang.plugins.plugin_utils.report import write
 from jinja2 import Environment, StrictUndefined
 
 display = Display()
@@ -34,15 +35,6 @@ def render(template: str, report: dict[str, t.Any]) -> str:
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
     return environment.from_string(template).render(report=report, facts_table=facts_table, checks_table=checks_table)
-
-
-def write(path: Path, text: str) -> str:
-    """Puts a whole file in place at once: a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.new")
-    half.write_text(text, encoding="utf-8")
-    half.replace(path)
-    return str(path)
 
 
 def resolves(name: str) -> bool:

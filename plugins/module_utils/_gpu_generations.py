@@ -211,7 +211,7 @@ def by_pci_device_id(device_id: str) -> Generation | None:
     if not match:
         return None
     number = int(match[1], 16)
-    in_block = (generation for first, last, _, generation in CHIPS if first <= number <= last)
+    in_block = (generation for first, last, _chip, generation in CHIPS if first <= number <= last)
     return DEVICES.get(number) or next(in_block, None)
 
 
@@ -258,7 +258,7 @@ def default_attention_backend(
         return None
     if not hybrid and architecture not in ORDINARY_ARCHITECTURES:
         return None
-    major, _, _ = compute_capability.partition(".")
+    major = compute_capability.partition(".")[0]
     one_candidate = speculative_eagle_topk is None or (speculative_eagle_topk == 1 and page_size in (None, 1))
     # The default is chosen before speculation fills in its own numbers, so a topk that is not given counts as unknown there.
     topk_known = speculative_eagle_topk is not None or (release == "0.5.23" and speculative_algorithm == "DFLASH")

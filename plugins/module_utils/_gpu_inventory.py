@@ -190,7 +190,7 @@ def health_of(record: _Record) -> str:
     action = record.value("recovery_action")
     if not record.listed_by & set(DRIVER_SOURCES):
         driver = record.value("kernel_driver")
-        if driver == "vfio-pci":
+        if driver and "vfio" in driver:  # vfio-pci, and the variants that NVIDIA's vGPU and Grace use
             return "passed_through"
         return "unknown" if driver == "nvidia" or "kernel_driver" not in record.cells else "no_driver"
     if "gpu is lost" in words:

@@ -411,8 +411,8 @@ def _tree(document: str) -> tuple[ET.Element | None, str]:
     root: list[ET.Element] = []
 
     class Builder(ET.TreeBuilder):
-        def start(self, tag: str, attributes: dict[str, str]) -> ET.Element:
-            element = super().start(tag, attributes)
+        def start(self, tag: str, attrs: dict[str, str]) -> ET.Element:
+            element = super().start(tag, attrs)
             root.append(element)
             return element
 

@@ -50,7 +50,7 @@ def gpu_information(address: str, text: str) -> dict[str, Cell]:
     address: the directory's name; "Bus Location" is not used, since older drivers write it as 0000:01.00.0. A GPU that was never
     initialised has question marks for its uuid and its firmware's version: Nothing(unknown).
     """
-    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    found = {key.strip(): value.strip() for key, _colon, value in (line.partition(":") for line in text.splitlines())}
     cells: dict[str, Cell] = {"pci_bus_id": cell.pci_bus_id(address)}
     if "Model" in found:
         cells["name"] = cell.text(found["Model"])
@@ -81,7 +81,7 @@ def proc_reading(version_text: str, information: t.Mapping[str, str]) -> Reading
     gpus = [gpu_information(address, text) for address, text in sorted(information.items())]
     excluded = [
         Failure(None, gpu["pci_bus_id"], "unknown", "GPU Excluded: Yes")
-        for gpu, (_, text) in zip(gpus, sorted(information.items()))
+        for gpu, (_address, text) in zip(gpus, sorted(information.items()))
         if isinstance(gpu["pci_bus_id"], str) and re.search(r"^GPU Excluded:\s*Yes\s*$", text, re.MULTILINE)
     ]
     return Reading("proc", host=driver(version_text), gpus=gpus, failures=excluded)
@@ -192,11 +192,10 @@ def lspci_devices(text: str) -> dict[str, dict[str, str | None]]:
             continue
         current = {}  # what follows an unread line belongs to nothing
         head = re.match(rf"({_ADDRESS})\s+(?:[^\[\]]*\[([0-9a-f]{{4}})\]|([0-9a-f]{{4}})):\s*(.*)", line)
-        # The last number in brackets is the device: names have brackets too.
-        ids = re.findall(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]" if head[2] else r"^([0-9a-f]{4}):([0-9a-f]{4})\b", head[4]) if head else []
+        # Names have brackets too, but no two numbers in them.
+        ids = re.search(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]" if head[2] else r"^([0-9a-f]{4}):([0-9a-f]{4})\b", head[4]) if head else None
         if head and ids:
-            vendor, device = ids[-1]
-            current = {"class": head[2] or head[3], "vendor": vendor, "device": device}
+            current = {"class": head[2] or head[3], "vendor": ids[1], "device": ids[2]}
             devices[head[1]] = current
     if detailed:
         for found in devices.values():
@@ -226,7 +225,8 @@ def pci_reading(source: str, devices: PciDevices) -> Reading:
         if "driver" in device:
             cells["kernel_driver"] = device["driver"] or None
         if kind == _BRIDGE_CLASS:
-            switches.append({"kernel_driver": None, **cells})
+            named = {"kernel_driver": None, **cells}
+            switches.append({field: None if isinstance(value, Nothing) else value for field, value in named.items()})
         else:
             gpus.append({**cells, **_bus_cells(device)})
     return Reading(source, host={"nvswitches": switches}, gpus=gpus)
@@ -272,7 +272,7 @@ def _virtual_functions(devices: PciDevices) -> set[str]:
     virtual = {address for address, device in devices.items() if device.get("physfn")}
     displays: dict[tuple[str, str], dict[str, str]] = {}
     for address, device in devices.items():
-        bus, _, place = address.rpartition(":")
+        bus, _colon, place = address.rpartition(":")
         if _hex(device.get("vendor")) == NVIDIA and _hex(device.get("class"))[:4] in _GPU_CLASSES:
             displays.setdefault((bus, _hex(device.get("device"))), {})[place] = address
     for places in displays.values():
@@ -329,7 +329,7 @@ def iommu(*, units: t.Sequence[str] | None, group_types: t.Iterable[str], cmdlin
     (kernel-parameters and sysfs-kernel-iommu_groups in the kernel's documentation.)
     """
     asked: dict[str, set[str]] = {}
-    for key, _, value in (word.partition("=") for word in cmdline.split()):
+    for key, _equals, value in (word.partition("=") for word in cmdline.split()):
         asked.setdefault(key, set()).update(value.split(","))
     passes = "pt" in asked.get("iommu", ()) or bool(asked.get("iommu.passthrough", set()) & {"1", "y", "on"})
     translates = "nopt" in asked.get("iommu", ()) or bool(asked.get("iommu.passthrough", set()) & {"0", "n", "off"})
@@ -463,11 +463,10 @@ def kernel_module(release: str, paths: t.Iterable[str] | None, builds: t.Sequenc
     """
     pattern = r".*/modules/([^/]+)/(?:.*/)?nvidia(?:-current|-open|-tesla(?:-\d+)?|-legacy-\d+xx)?\.ko(?:\.xz|\.zst|\.gz)?"
     files = None if paths is None else [path for path in paths for match in [re.fullmatch(pattern, path)] if match and match[1] == release]
-    made = [build for build in builds if build.kernel is not None and build.state.startswith(("installed", "built"))]
     return KernelModule(
         files,
         [build for build in builds if build.kernel == release],
-        sorted({build.kernel for build in made if build.kernel and build.kernel != release}),
+        sorted({build.kernel for build in builds if build.kernel is not None and build.kernel != release}),
     )
 
 
@@ -551,8 +550,8 @@ _GSP_CAUSE_MESSAGES = 8
 _OTHERS = _patterns(
     (
         "gsp_firmware_failed",
-        rf"nvidia (?P<bus>{_ADDRESS}): (?:Direct firmware load for|loading) (?P<firmware>[\w./-]{{1,200}})"
-        r"(?<=\.bin) failed with error (?P<error>-\d{1,4})",
+        rf"nvidia (?P<bus>{_ADDRESS}): (?:Direct firmware load for|loading) (?P<firmware>[\w./-]{{0,160}}gsp\w{{0,40}}\.bin)"
+        r" failed with error (?P<error>-\d{1,4})",
     ),
     (
         "key_rejected",
@@ -573,6 +572,8 @@ _OTHERS = _patterns(
     ("dkms_headers_missing", r"Module build for kernel (?P<kernel>[\w.+~-]{1,100}) was skipped since the kernel headers\b"),
     ("dkms_headers_missing", r"kernel headers for kernel (?P<kernel>[\w.+~-]{1,100}) cannot be found"),
 )
+# Every line of _OTHERS and the two below has one of these; a log of a busy host has 100,000 that have none.
+_WORTH_A_LOOK = re.compile(r"nvidia|IO_PAGE_FAULT|DMAR|reject|restricted|odule build|kernel headers|Linux version|^-- ")
 _LOAD_EDGE = re.compile(r"nvidia-nvlink: (?:Nvlink Core is being initialized|Unregistered (?:the )?Nvlink Core)")
 _BOOT = re.compile(r"(?:^|\] |kernel: )Linux version \d|^-- (?:Boot|Reboot)\b")
 # Printed while the module looks for devices, that is before it says that it is loaded.
@@ -621,6 +622,8 @@ class _Log:
         self.cause = None
 
     def other(self, number: int, line: str) -> None:
+        if not _WORTH_A_LOOK.search(line):
+            return
         if _LOAD_EDGE.search(line):
             self.next_load()
         elif _BOOT.search(line):
@@ -635,7 +638,7 @@ class _Log:
                 if made and not made[1].startswith("nvidia"):
                     return
             details = _details(match)
-            if details.get("module", "nvidia").startswith("nvidia") and "gsp" in details.get("firmware", "gsp"):
+            if details.get("module", "nvidia").startswith("nvidia"):
                 self.add(code, _bus(match), joined[match.start() :], details)
 
     def message(self, index: int) -> int:
@@ -648,10 +651,10 @@ class _Log:
         if xid:
             self.xid(xid, body)
             return 1
-        window = [text for _, text in self.messages[index : index + _MESSAGE_LINES]]
+        window = [text for _number, text in self.messages[index : index + _MESSAGE_LINES]]
         code, match = _first(_NVRM, " ".join(window), re.Pattern.match)
         if match is None:
-            if _GSP_CAUSE.search(body) and not self.recent_cause(index):
+            if _GSP_CAUSE.match(body) and not self.recent_cause(index):
                 self.cause = (index, body)
             return 1
         details, text = _details(match), match[0]

@@ -216,4 +216,4 @@ def _cost(word: str) -> int:
     if word.startswith("NV"):
         return 100 - int(word[2:])
     place = LINKS.index(word) if word in LINKS else len(LINKS)
-    return 10_000 * 10 ** (2 * place)
+    return t.cast("int", 10_000 * 100**place)

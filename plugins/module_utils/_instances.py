@@ -22,6 +22,7 @@ _KEYS: dict[str, type | tuple[type, ...]] = {
     "model": dict,
     "served_model_name": str,
     "gpus": list,
+    "allow_unequal_gpus": bool,
     "host": str,
     "port": int,
     "nccl_port": int,
@@ -264,9 +265,17 @@ def _check_lists(raw: t.Mapping[str, t.Any], variant: str | None, wrong: t.Colle
     gpus = _given(raw, "gpus", [])
     if not all(_is_gpu(gpu) for gpu in gpus) or len({str(gpu) for gpu in gpus}) != len(gpus):
         problems.append(f"gpus: expected different indices (PCI bus order) or UUIDs (GPU-..., MIG-...), found {gpus!r}")
+    elif len({str(gpu)[:4] if isinstance(gpu, str) and not gpu.isdigit() else "" for gpu in gpus}) > 1:
+        problems.append(
+            f"gpus: expected either indices or UUIDs, found both: {gpus!r} (torch ignores what follows the first of another kind)"
+        )
+    elif len(gpus) > 1 and str(gpus[0]).startswith("MIG-"):
+        problems.append(f"gpus: expected one MIG device (CUDA shows a process no more than one), found {len(gpus)}")
     for name, value in _given(raw, "environment", {}).items():
         if name == "CUDA_VISIBLE_DEVICES":
             problems.append("environment.CUDA_VISIBLE_DEVICES: follows from the instance; set gpus")
+        elif name == "CUDA_DEVICE_ORDER":
+            problems.append("environment.CUDA_DEVICE_ORDER: is PCI_BUS_ID always, so that an index in gpus means what nvidia-smi prints")
         elif isinstance(value, bool) or not isinstance(value, (str, int, float)):
             problems.append(f"environment.{name}: expected text or a number, {_flags.found(value)}")
         else:
@@ -339,6 +348,7 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
         "model": model,
         "served_model_name": served,
         "gpus": _given(raw, "gpus", []),
+        "allow_unequal_gpus": _given(raw, "allow_unequal_gpus", False),
         **network,
         "api_key_variable": key_variable,
         "api_key_path": key_path if key_variable else None,

@@ -79,11 +79,6 @@ options:
     description: Gigabytes that must be free for an environment that is not there yet, by variant.
     type: dict
     default: {}
-  gpus:
-    description: Indices and UUIDs of the GPUs that instances ask for.
-    type: list
-    elements: raw
-    default: []
   root:
     description: Where environments (C(releases)) and the links of instances (C(instances)) lie.
     type: path
@@ -104,11 +99,6 @@ EXAMPLES = r"""
 RETURN = r"""
 problems:
   description: What stands in the way, one sentence each, with what was expected, what was found, and what to change.
-  returned: always
-  type: list
-  elements: str
-gpu_problems:
-  description: What keeps the GPUs of O(gpus) from being used. Told apart, since an environment can be built without them.
   returned: always
   type: list
   elements: str
@@ -199,7 +189,6 @@ import grp
 import os
 import platform
 import pwd
-import re
 import typing as t
 from pathlib import Path
 
@@ -304,12 +293,6 @@ def room_needed(environments: t.Sequence[dict[str, t.Any]], needed: dict[str, t.
     return [(entry["path"], float(needed.get(entry["variant"], 0)), free[entry["path"]] / 1e9) for entry in new]
 
 
-def gpu_uuids() -> list[str]:
-    """UUIDs of the GPUs that the driver lists, in the order of their PCI addresses."""
-    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    return [(re.findall(r"^GPU UUID:\s*(\S+)", read(str(card)), re.MULTILINE) or [""])[0] for card in cards]
-
-
 def main() -> None:
     directory = {name: {"type": "str", "required": True} for name in ("owner", "group", "mode")}
     module = AnsibleModule(
@@ -334,7 +317,6 @@ def main() -> None:
             },
             "environments": {"type": "list", "elements": "dict", "default": []},
             "free_space_gb": {"type": "dict", "default": {}},
-            "gpus": {"type": "list", "elements": "raw", "default": []},
             "root": {"type": "path"},
         },
         supports_check_mode=True,
@@ -361,7 +343,6 @@ def main() -> None:
     module.exit_json(
         changed=False,
         problems=[*choice.problems, *needs.room_problems(room_needed(params["environments"], params["free_space_gb"]))],
-        gpu_problems=needs.gpu_problems(wanted=params["gpus"], version_text=read("/proc/driver/nvidia/version"), uuids=gpu_uuids()),
         python={"source": choice.source, "path": choice.path, "version": choice.version},
         packages_missing=missing_packages(module, manager, list(dict.fromkeys([*choice.packages, *params["packages"]]))),
         package_manager=manager,

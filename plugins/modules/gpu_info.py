@@ -637,7 +637,8 @@ def device_nodes(host: Host) -> list[dict[str, t.Any]]:
         return _gpu_system.listed_nodes(host.read("/dev/ls-l.txt"))
     nodes = []
     paths = [f"/dev/{name}" for name in host.names("/dev") or [] if name.startswith("nvidia")]
-    paths += [f"/dev/nvidia-caps/{name}" for name in host.names("/dev/nvidia-caps") or []]
+    for directory in ("/dev/nvidia-caps", "/dev/nvidia-caps-imex-channels"):
+        paths += [f"{directory}/{name}" for name in host.names(directory) or []]
     for path in paths:
         try:
             status = os.stat(host.path(path))
@@ -679,7 +680,7 @@ def shared_memory(host: Host) -> dict[str, t.Any]:
     return {"shm_total_mib": status.f_blocks * status.f_frsize >> 20, "shm_free_mib": status.f_bavail * status.f_frsize >> 20}
 
 
-def system_reading(host: Host, timeout_s: int) -> Reading:
+def system_reading(host: Host, devices: dict[str, dict[str, str | None]] | None, timeout_s: int) -> Reading:
     """What the host is, from files."""
     detected = host.facts.get("systemd_detect_virt", "") if host.recorded else command_output("systemd-detect-virt", timeout_s=timeout_s)
     kind = _gpu_system.virtualization(
@@ -694,7 +695,8 @@ def system_reading(host: Host, timeout_s: int) -> Reading:
         sys_vendor=host.read("/sys/class/dmi/id/sys_vendor") or None,
         product_name=host.read("/sys/class/dmi/id/product_name") or None,
     )
-    groups = host.glob("/sys/bus/pci/devices/*/iommu_group/type") or host.glob("/sys/kernel/iommu_groups/*/type")
+    numbers = [host.link(f"/sys/bus/pci/devices/{address}/iommu_group") for address in devices or {}]
+    groups = [f"/sys/kernel/iommu_groups/{number}/type" for number in numbers if number]
     variables = host.glob("/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c")
     cells: dict[str, t.Any] = {
         **kind,
@@ -800,7 +802,7 @@ def gather(host: Host, sources: list[str], smi: Smi | None, venv: str | None, ti
             text = host.read("/lspci.txt") if host.recorded else command_output("lspci", "-Dnnk", "-d", "10de:", timeout_s=timeout_s)
             status = "ok" if text or not host.recorded else "missing"
             readings.append(dataclasses.replace(_gpu_system.pci_reading("lspci", _gpu_system.lspci_devices(text)), status=status))
-    return [system_reading(host, timeout_s), *readings]
+    return [system_reading(host, devices, timeout_s), *readings]
 
 
 def kernel_log(host: Host, timeout_s: int) -> str:

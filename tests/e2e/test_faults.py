@@ -73,6 +73,32 @@ def test_a_host_without_gpu_is_told_before_gigabytes_are_downloaded(site):
     assert "Qwen--Qwen3.6-27B" in play.message, "the missing model is told in the same breath"
 
 
+def test_the_service_role_alone_says_the_same_of_gpus_before_it_writes(site, host, tmp_path):
+    playbook = tmp_path / "server.yml"
+    roles = [{"role": "firstlight.sglang.sglang_server"}]
+    playbook.write_text(yaml.safe_dump([{"hosts": "sglang", "gather_facts": False, "become": True, "roles": roles}]))
+    play = site.play(str(playbook), groups=["qwen3_6_27b"])
+    assert play.status == "failed"
+    assert play.changed == []
+    assert "the GPUs 0, 1, found no loaded driver" in play.message
+    assert not host.file("/etc/systemd/system/sglang-qwen3-6-27b.service").exists
+
+
+def test_an_engine_that_is_stopped_needs_no_gpu(site):
+    """A lost GPU must not keep anybody from stopping what runs on it."""
+    play = site.play(groups=["qwen3_6_27b"], sglang_server_state="stopped")
+    assert "Qwen--Qwen3.6-27B" in play.message, "the preflight did not get to its end"
+    assert "driver" not in play.message
+
+
+def test_a_look_at_the_gpus_that_cannot_be_is_one_of_the_problems(site):
+    play = site.play(groups=["qwen3_6_27b"], gpu_inventory_nvidia_smi_path="/no/such/nvidia-smi")
+    assert play.status == "failed"
+    assert play.changed == []
+    assert "expected an executable nvidia-smi, found no such file: /no/such/nvidia-smi" in play.message
+    assert "Qwen--Qwen3.6-27B" in play.message
+
+
 def test_a_model_directory_that_misses_a_shard(deployed, host):
     source = host.check_output("ls -d /var/lib/sglang/models/firstlight--tiny-qa/*/").strip()
     host.check_output("rm -rf /srv/broken && cp -r %s /srv/broken && rm /srv/broken/*.safetensors", source)

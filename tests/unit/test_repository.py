@@ -109,6 +109,16 @@ def test_a_play_is_hosts_and_roles(playbook):
         assert set(play) <= allowed, set(play) - allowed
 
 
+@pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.name)
+def test_the_hardware_is_looked_at_before_an_instance_is_resolved(playbook):
+    """What group_vars of its groups set must count in every playbook, or verify.yml would expect another instance than site.yml made."""
+    for play in yaml.safe_load(playbook.read_text()):
+        names = [role["role"].rpartition(".")[2] for role in play.get("roles", [])]
+        assert not any(name.startswith("sglang_") for name in names) or names[0] in ("gpu_inventory", "sglang_preflight")
+    steps = [step.get("ansible.builtin.include_role", {}).get("name", "") for step in load("roles/sglang_preflight/tasks/main.yml")]
+    assert next(name for name in steps if name) == "firstlight.sglang.gpu_inventory"
+
+
 def test_the_collection_links_are_committed():
     home = ROOT / "collections/ansible_collections/firstlight/sglang"
     assert {path.name: str(path.readlink()) for path in home.iterdir()} == {
