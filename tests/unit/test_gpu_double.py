@@ -174,3 +174,10 @@ def test_the_builder_names_the_hosts_when_asked_for_another(tmp_path):
     answer = subprocess.run([BUILD, "no_such_host", tmp_path / "double.deb"], capture_output=True, text=True, check=False)
     assert answer.returncode != 0
     assert "2x_a6000" in answer.stderr
+
+
+@pytest.mark.parametrize("scenario", sorted((ROOT / "molecule").glob("gpu_*")), ids=lambda path: path.name)
+def test_a_scenario_is_a_recorded_host_and_what_is_expected_of_it(scenario):
+    assert (HOSTS / scenario.name.removeprefix("gpu_")).is_dir()
+    assert {path.name for path in scenario.iterdir()} == {"molecule.yml", "vars"}
+    assert str((scenario / "molecule.yml").readlink()) == "../shared/gpu/molecule.yml"
