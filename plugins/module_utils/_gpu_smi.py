@@ -34,6 +34,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import
 
 XML_ARGUMENTS = ("-q", "-x")
 HELP_ARGUMENTS = ("--help-query-gpu",)
+LIST_ARGUMENTS = ("-L",)
 APPS_ARGUMENTS = ("--query-compute-apps=gpu_uuid,gpu_bus_id,pid,process_name,used_gpu_memory", "--format=csv")
 
 Parser = t.Callable[[t.Optional[str]], Cell]
@@ -264,6 +265,11 @@ def error_of(output: str, rc: int | None) -> str:
     return _EXIT_CODES.get(rc, "unknown_error")
 
 
+def _unexplained(error: str, failures: t.Sequence[Failure]) -> str:
+    """The error of an answer that lists GPUs. When lines name those that cannot be reached, the exit status says no more than they do."""
+    return "" if failures and error in ("gpu_lost", "unknown_error") else error
+
+
 def _first_lines(output: str, count: int = 2) -> str:
     lines = [" ".join(line.split()) for line in output.splitlines() if line.strip()]
     return " ".join(lines[:count])[:300]
@@ -449,6 +455,7 @@ def parse_xml(output: str, rc: int | None = 0) -> Reading:
         # What is counted or listed may go on after the cut: half of it would be a wrong number.
         gpus[-1] = {field: cell for field, cell in gpus[-1].items() if field not in _COUNTED}
     _number_gpus(gpus, failures)
+    error = _unexplained(error, failures)
     host: dict[str, Cell] = {}
     if root is not None:
         _put(host, "driver_version", _first(version, [root.findtext("kmd_version"), root.findtext("driver_version")]))
@@ -516,6 +523,7 @@ def parse_csv(output: str, rc: int | None = 0, fields: t.Sequence[str] | None = 
         host = {"driver_userland_version": library_version(output)} if error == "driver_library_mismatch" else {}
         status = "timed_out" if error == "timed_out" else "failed"
         return Reading("nvidia_smi_csv", status, error or "unknown_error", _first_lines(output), host, (), failures)
+    error = _unexplained(error, failures)
     gpus = []
     host_cells: dict[str, Cell] = {}
     for row in rows:
@@ -539,6 +547,32 @@ def parse_apps(output: str) -> dict[str, list[dict[str, t.Any]]]:
             (cells.get("pid"), "C", cells.get("process_name"), cells.get("used_gpu_memory", cells.get("used_memory")))
         )
     return {uuid: processes(entries) for uuid, entries in by_gpu.items()}
+
+
+MigNames = dict[tuple[Cell, Cell], dict[str, str]]
+
+
+def parse_list(output: str) -> MigNames:
+    """Read `nvidia-smi -L`: (GPU uuid, index of a MIG device) -> its uuid and name, which is padded (case A07)."""
+    found: MigNames = {}
+    parent = ""
+    for line in output.splitlines():
+        gpu = re.match(r"GPU \d+: .*\(UUID: (GPU-[\w-]+)\)", line, re.ASCII)
+        mig = re.match(r"\s+MIG (\S+)\s+Device\s+(\d{1,3}): \(UUID: (MIG-[\w/-]+)\)", line, re.ASCII)
+        if gpu:
+            parent = gpu[1]
+        elif mig:
+            found[parent, int(mig[2])] = {"uuid": mig[3], "name": mig[1]}
+    return found
+
+
+def name_mig_devices(gpus: t.Sequence[dict[str, Cell]], names: MigNames) -> list[dict[str, Cell]]:
+    """GPUs of a reading whose MIG devices get their uuid and name from parse_list: the XML has neither (DTD v11 to v13)."""
+    named = []
+    for gpu in gpus:
+        devices = [{**device, **names.get((gpu.get("uuid"), device["index"]), {})} for device in gpu.get("mig_devices", [])]
+        named.append({**gpu, "mig_devices": devices} if devices else gpu)
+    return named
 
 
 _VERSION_KEYS = {  # the new keys of driver 610 first

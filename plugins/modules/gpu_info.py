@@ -735,7 +735,11 @@ class Smi:
 
     def xml(self) -> Reading:
         rc, output = self.ask(*_gpu_smi.XML_ARGUMENTS)
-        return self.told(_gpu_smi.parse_xml(output, rc))
+        reading = _gpu_smi.parse_xml(output, rc)
+        if any(not device["uuid"] for gpu in reading.gpus for device in gpu.get("mig_devices", [])):
+            names = _gpu_smi.parse_list(self.ask(*_gpu_smi.LIST_ARGUMENTS)[1])
+            reading = dataclasses.replace(reading, gpus=_gpu_smi.name_mig_devices(reading.gpus, names))
+        return self.told(reading)
 
     def csv(self) -> Reading:
         rc, known = self.ask(*_gpu_smi.HELP_ARGUMENTS)

@@ -99,6 +99,34 @@ def test_xml_with_mig_has_its_devices_and_a_word_in_place_of_children():
     assert absent(gpu["remapped_rows_pending"]) == NOT_SUPPORTED
 
 
+def test_the_devices_of_mig_are_named_by_the_list():
+    """Driver 590 pads the names; driver 450 had UUIDs of three parts."""
+    text = (
+        "GPU 0: NVIDIA H200 (UUID: GPU-00000000-0000-4000-8000-000000000001)\n"
+        "  MIG 1c.3g.71gb  Device  0: (UUID: MIG-00000000-0000-4000-8000-000000000011)\n"
+        "  MIG 2g.35gb     Device  2: (UUID: MIG-00000000-0000-4000-8000-000000000012)\n"
+        "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-00000000-0000-4000-8000-000000000002)\n"
+        "  MIG 3g.20gb Device 0: (UUID: MIG-GPU-00000000-0000-4000-8000-000000000002/1/0)\n"
+    )
+    gpus = [
+        {
+            "uuid": "GPU-00000000-0000-4000-8000-000000000001",
+            "mig_devices": [{"index": index, "uuid": None, "name": None} for index in (0, 1, 2)],
+        },
+        {"uuid": "GPU-00000000-0000-4000-8000-000000000002", "mig_devices": [{"index": 0, "uuid": None, "name": None}]},
+        {"uuid": Nothing(UNKNOWN)},
+    ]
+    first, second, third = smi.name_mig_devices(gpus, smi.parse_list(text))
+    assert first["mig_devices"] == [
+        {"index": 0, "uuid": "MIG-00000000-0000-4000-8000-000000000011", "name": "1c.3g.71gb"},
+        {"index": 1, "uuid": None, "name": None},
+        {"index": 2, "uuid": "MIG-00000000-0000-4000-8000-000000000012", "name": "2g.35gb"},
+    ]
+    assert second["mig_devices"][0]["uuid"] == "MIG-GPU-00000000-0000-4000-8000-000000000002/1/0"
+    assert third == gpus[2]
+    assert smi.parse_list("No devices were found\n") == {}
+
+
 def test_a_pending_change_of_mig_or_ecc_is_seen():
     text = (
         sample("smi_mig_a100_v11.xml")
@@ -194,15 +222,16 @@ def test_a_process_that_computes_and_draws_is_one_process():
     ]
 
 
-def test_a_line_about_a_lost_gpu_before_the_document_shifts_the_indices():
+@pytest.mark.parametrize("rc", [0, 15, 255])
+def test_a_line_about_a_lost_gpu_before_the_document_shifts_the_indices(rc):
     text = "Unable to determine the device handle for GPU0000:07:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
     whole = sample("smi_8gpu_minor_not_index.xml")
     second = whole.index("<gpu id", whole.index("<gpu id") + 1)
     rest = whole[:second] + whole[whole.index("</gpu>", second) + len("</gpu>") :]
-    reading = smi.parse_xml(text + rest.replace("<attached_gpus>8", "<attached_gpus>7"))
+    reading = smi.parse_xml(text + rest.replace("<attached_gpus>8", "<attached_gpus>7"), rc)
     assert [gpu["index"] for gpu in reading.gpus] == [0, 2, 3, 4, 5, 6, 7]
     assert [(failure.pci_bus_id, failure.health) for failure in reading.failures] == [("00000000:07:00.0", "lost")]
-    assert reading.status == "ok"
+    assert (reading.status, reading.error) == ("ok", "")
 
 
 def test_a_document_that_is_cut_off_gives_what_is_whole():
@@ -330,10 +359,12 @@ def test_csv_cells(name, index, expected):
     assert {field: gpu[field].reason if isinstance(gpu[field], Nothing) else gpu[field] for field in expected} == expected
 
 
+@pytest.mark.parametrize("rc", [0, 15, 255])
 @pytest.mark.parametrize("order", [lambda error, rest: error + rest, lambda error, rest: rest + error])
-def test_one_of_four_gpus_is_lost_whichever_stream_the_error_is_on(order):
+def test_one_of_four_gpus_is_lost_whichever_stream_the_error_is_on(order, rc):
     error, rest = sample("smi_query_610_one_of_four_lost.csv").split("\n", 1)
-    reading = smi.parse_csv(order(error + "\n", rest))
+    reading = smi.parse_csv(order(error + "\n", rest), rc)
+    assert (reading.status, reading.error) == ("ok", "")
     assert [gpu["index"] for gpu in reading.gpus] == [0, 2, 3]
     assert [(failure.index, failure.pci_bus_id) for failure in reading.failures] == [(1, "00000000:34:00.0")]
 
