@@ -109,8 +109,6 @@ _NVLINK_REMOTE_SWITCH = 2  # nvmlIntNvLinkDeviceType_t
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2  # nvmlClockType_t
 _SENSOR_GPU = 0  # nvmlTemperatureSensors_t
 _MEMORY_V2 = 0x02000028  # NVML_STRUCT_VERSION(Memory, 2): 40 bytes
-_SCOPE_NODE = 0  # nvmlAffinityScope_t
-_NODE_WORDS = 16  # 64 NUMA nodes each; Linux knows at most 1024
 
 
 class _Library:
@@ -270,15 +268,6 @@ def _processes(library: _Library, handle: t.Any) -> cell.Cell:
     return [found[pid] for pid in sorted(found)]
 
 
-def _numa_node(library: _Library, handle: t.Any) -> cell.Cell:
-    """The host's NUMA node whose memory is nearest. (nvmlDeviceGetNumaNodeId is another thing: the node that the GPU's own memory is.)"""
-    mask = library.ask("nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _SCOPE_NODE)
-    if isinstance(mask, cell.Nothing):
-        return mask
-    nodes = [64 * word + bit for word, bits in enumerate(mask) for bit in range(64) if bits >> bit & 1]
-    return nodes[0] if len(nodes) == 1 else cell.Nothing(cell.UNKNOWN, f"nodes {nodes}")
-
-
 def _fabric_state(library: _Library, handle: t.Any) -> cell.Cell:
     info = library.ask("c_nvmlGpuFabricInfoV_t")
     answer = info if isinstance(info, cell.Nothing) else library.ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
@@ -360,7 +349,6 @@ def _gpu(library: _Library, handle: t.Any, index: int, fields: dict[int, cell.Ce
         "pcie_generation_max": ask("nvmlDeviceGetMaxPcieLinkGeneration"),
         "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
         "pcie_width_max": ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        "numa_node": _numa_node(library, handle),
         "processes": _processes(library, handle),
         "recovery_action": _then(fields[_RECOVERY_ACTION], _word(_RECOVERY_ACTIONS, "recovery action")),
         "addressing_mode": addressing,

@@ -461,15 +461,13 @@ OUTPUT_LIMIT_BYTES = 32 * 1024 * 1024
 
 def wait_for(pid: int, deadline: float) -> int | None:
     """The exit status of a child, or None when it is not over in time. One that cannot even be killed (it hangs in the driver) is left."""
-    pause = 0.001
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() > deadline:
             break
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.05)
+        time.sleep(0.001)
     os.kill(pid, signal.SIGKILL)
     for _attempt in range(20):
         if os.waitpid(pid, os.WNOHANG)[0]:

@@ -95,7 +95,6 @@ def gpu_calls(index):
         ok("nvmlDeviceGetMaxClockInfo", gpu, 1, value=1980),
         ok("nvmlDeviceGetMaxClockInfo", gpu, 2, value=3202),
         ok("nvmlDeviceGetMemoryInfo", gpu, V2, value=memory),
-        ok("nvmlDeviceGetMemoryAffinity", gpu, 16, 0, value=[0, 2, *[0] * 14]),
         ok("nvmlDeviceGetTemperatureV", gpu, 0, value=41),
         ok("nvmlDeviceGetGpuFabricInfoV", gpu, value={"state": 3}),
         fails(3, "nvmlDeviceGetDriverModel", gpu),
@@ -177,7 +176,6 @@ def test_every_field_in_the_names_and_units_of_the_result():
         "pcie_generation_max": 5,
         "pcie_width": 8,
         "pcie_width_max": 16,
-        "numa_node": 65,
         "processes": [],
         "recovery_action": "none",
         "addressing_mode": Nothing(NOT_SUPPORTED, "None"),
@@ -203,7 +201,7 @@ def test_a_real_machine_says_the_same_in_both_ways(state):
     nvml, smi = recorded(state)
     assert machine_tool.differences(nvml, smi) == []
     assert len(set(nvml.gpus[0]) & set(smi.gpus[0])) >= 50
-    assert set(nvml.gpus[0]) - set(smi.gpus[0]) == {"compute_capability", "memory_kind", "numa_node"}
+    assert set(nvml.gpus[0]) - set(smi.gpus[0]) == {"compute_capability", "memory_kind"}
     assert set(smi.gpus[0]) <= set(nvml.gpus[0])
 
 
@@ -225,7 +223,7 @@ def test_what_only_nvml_says_of_a_real_machine():
     reading, _smi = recorded("idle")
     assert reading.host["driver_userland_version"] == "580.159.04"
     gpu = reading.gpus[0]
-    assert (gpu["compute_capability"], gpu["numa_node"], gpu["memory_kind"]) == ("9.0", 0, "framebuffer")
+    assert (gpu["compute_capability"], gpu["memory_kind"]) == ("9.0", "framebuffer")
 
 
 def test_nothing_is_asked_twice():
@@ -571,8 +569,6 @@ GB10_PCI = {"busId": {"bytes": "0000000f:01:00.0"}, "pciDeviceId": 0x2E1210DE, "
         ("recovery_action", field("gpu0", 230, 99), Nothing(UNKNOWN, "recovery action 99")),
         ("addressing_mode", ok("nvmlDeviceGetAddressingMode", "gpu0", value=1), "HMM"),
         ("serial", ok("nvmlDeviceGetSerial", "gpu0", value="N/A"), Nothing(NOT_SUPPORTED, "N/A")),
-        ("numa_node", ok("nvmlDeviceGetMemoryAffinity", "gpu0", 16, 0, value=[1] + [0] * 15), 0),
-        ("numa_node", ok("nvmlDeviceGetMemoryAffinity", "gpu0", 16, 0, value=[3] + [0] * 15), Nothing(UNKNOWN, "nodes [0, 1]")),
         ("pci_bus_id", ok("nvmlDeviceGetPciInfo", "gpu0", value=GB10_PCI), "0000000F:01:00.0"),
     ],
 )
