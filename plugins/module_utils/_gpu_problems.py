@@ -9,7 +9,7 @@ import dataclasses
 import re
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_generations, _gpu_system
+from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_generations, _gpu_inventory, _gpu_system
 from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import Reading
 
 _SEVERITIES = ("error", "warning", "info")
@@ -203,6 +203,16 @@ def _library_problems(result: t.Mapping[str, t.Any], readings: t.Sequence[Readin
                 "error",
                 errors["library_missing"].message or "libnvidia-ml.so.1 is missing",
                 "Install the driver's userland.",
+            )
+        )
+    asked = [reading for reading in readings if reading.source in _gpu_inventory.DRIVER_SOURCES and reading.status != "skipped"]
+    if loaded and asked and all(reading.status == "missing" for reading in asked):
+        problems.append(
+            _problem(
+                "userland_missing",
+                "error",
+                f"the module {loaded} is loaded, and neither nvidia-smi nor NVML (nvidia-ml-py) is here to ask it",
+                f"Install the driver's userland, exactly {loaded}.",
             )
         )
     if "nvml_unknown" in errors:

@@ -6,7 +6,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: gpu_info
 author: Firstlight maintainers (@firstlight)
-version_added: 0.2.0
+version_added: 0.1.0
 short_description: What NVIDIA GPUs a host has, in what state, and what is wrong
 description:
   - Reads NVML, C(nvidia-smi), C(/proc), C(/sys) and C(/dev), best source first, and says for each value where it comes from.

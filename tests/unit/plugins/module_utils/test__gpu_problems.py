@@ -171,6 +171,15 @@ def test_what_nvidia_smi_fails_with(reading, code):
     assert code in codes(host(), device("10de:2230", "nvidia"), proc("proc_driver_version_open.txt"), reading)
 
 
+def test_a_loaded_driver_that_nothing_can_ask():
+    asked = [Reading("nvml", "missing"), Reading("nvidia_smi_xml", "missing")]
+    problems = find(host(), *asked, proc("proc_driver_version_open.txt"), device("10de:2230", "nvidia"))
+    assert [problem["code"] for problem in problems] == ["userland_missing"]
+    assert problems[0]["action"] == "Install the driver's userland, exactly 580.126.09."
+    assert "userland_missing" not in codes(host(), Reading("nvml", "missing"), gpus({}), proc("proc_driver_version_open.txt"))
+    assert codes(host(), *asked) == []
+
+
 def test_a_container_that_lost_its_devices_is_told_to_restart():
     problems = find(lxc(), proc("proc_driver_version_open.txt"), failed("smi_err_nvml_unknown.txt", 255))
     assert "restart the container" in problems[0]["action"]
