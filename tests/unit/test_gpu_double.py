@@ -125,7 +125,14 @@ def test_with_a_mismatch_every_question_fails(argv):
 
 
 @pytest.mark.parametrize(
-    "argv", [["--no-such-option"], ["-i", "0", "-pl", "250"], ["--query-gpu=index"], ["--query-remapped-rows=x", "--format=csv"]]
+    "argv",
+    [
+        ["--no-such-option"],
+        ["-i", "0", "-pl", "250"],
+        ["topo", "-m", "-i", "0"],
+        ["--query-gpu=index"],
+        ["--query-remapped-rows=x", "--format=csv"],
+    ],
 )
 def test_what_was_not_recorded_is_said(argv):
     answer = smi("2x_a6000", *argv)
