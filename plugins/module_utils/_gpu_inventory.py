@@ -28,6 +28,7 @@ HOST_FIELDS = (
     "memory_available_mib",
 )
 HOST_LISTS: dict[str, t.Callable[[], t.Any]] = {"device_nodes": list, "device_majors": dict, "modules_loaded": list, "nvswitches": list}
+# In the order of docs/design.md.
 GPU_FIELDS = (
     "index",
     "minor_number",
@@ -40,6 +41,9 @@ GPU_FIELDS = (
     "pci_device_id",
     "pci_subsystem_id",
     "kernel_driver",
+    "health",
+    "usable",
+    "memory_kind",
     "memory_total_mib",
     "memory_used_mib",
     "memory_free_mib",
@@ -58,11 +62,13 @@ GPU_FIELDS = (
     "mig_enabled",
     "mig_enabled_pending",
     "mig_devices",
+    "mig_memory_total_mib",
     "power_draw_w",
     "power_limit_w",
     "power_limit_default_w",
     "power_limit_min_w",
     "power_limit_max_w",
+    "power_limit_settable",
     "temperature_c",
     "temperature_memory_c",
     "clock_sm_mhz",
@@ -87,6 +93,13 @@ GPU_FIELDS = (
     "fabric_state",
     "vbios_version",
     "gsp_firmware_version",
+    "generation",
+    "reasons",
+    "sources",
+)
+# These follow from the others.
+_DERIVED = frozenset(
+    ("health", "usable", "memory_kind", "mig_memory_total_mib", "power_limit_settable", "generation", "reasons", "sources")
 )
 _GPU_LISTS = ("mig_devices", "processes")
 # nvmlDeviceGpuRecoveryAction_t: each ends in a reset of the GPU or a reboot.
@@ -240,8 +253,9 @@ def _record_result(record: _Record) -> dict[str, t.Any]:
     gpu: dict[str, t.Any] = {field: record.value(field) for field in GPU_FIELDS}
     for field in _GPU_LISTS:
         gpu[field] = gpu[field] or []
-    generation = _gpu_generations.by_compute_capability(gpu["compute_capability"] or "") or _gpu_generations.by_pci_device_id(
-        gpu["pci_device_id"] or ""
+    # The device id first: 9.0 stands for Hopper alone and for Grace Hopper, which takes the open module only.
+    generation = _gpu_generations.by_pci_device_id(gpu["pci_device_id"] or "") or _gpu_generations.by_compute_capability(
+        gpu["compute_capability"] or ""
     )
     gpu["generation"] = None if generation is None else _gpu_generations.as_result(generation)
     sources = dict(record.sources)
@@ -259,7 +273,7 @@ def _record_result(record: _Record) -> dict[str, t.Any]:
         reasons={
             field: cell.reason
             for field, cell in record.cells.items()
-            if isinstance(cell, Nothing) and field in GPU_FIELDS and gpu[field] is None
+            if isinstance(cell, Nothing) and field in gpu and field not in _DERIVED and gpu[field] is None
         },
         sources={field: sources[field] for field in GPU_FIELDS if field in sources and gpu[field] is not None},
     )

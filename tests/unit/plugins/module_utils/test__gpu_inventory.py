@@ -221,6 +221,12 @@ def test_the_table_says_what_no_source_does():
     assert (unknown["generation"], unknown["architecture"]) == (None, None)
 
 
+def test_the_device_id_says_more_than_the_capability():
+    h200 = one(Reading("nvml", gpus=[{"index": 0, "compute_capability": "9.0", "pci_device_id": "10de:2335"}]))
+    assert h200["generation"]["kernel_module_flavours"] == ["open", "proprietary"]
+    assert one(Reading("nvml", gpus=[{"index": 0, "compute_capability": "9.0"}]))["generation"]["kernel_module_flavours"] == ["open"]
+
+
 def test_names_of_groups():
     assert unite(by_csv("smi_query_mixed_5090_pro6000.csv"))["group_names"] == [
         "gpu_geforce_rtx_5090",
