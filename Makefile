@@ -8,7 +8,7 @@ ANSIBLE_ARGS ?=
 export PATH := $(CURDIR)/$(VENV):$(PATH)
 export MOLECULE_GLOB := molecule/*/molecule.yml
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
-PLAYBOOK = ansible-playbook -i $(INVENTORY) $(if $(LIMIT),--limit $(LIMIT)) $(ANSIBLE_ARGS)
+PLAYBOOK = ansible-playbook -i '$(INVENTORY)' $(if $(LIMIT),--limit '$(LIMIT)') $(ANSIBLE_ARGS)
 needs-inventory = $(if $(INVENTORY),,$(error say which hosts: make $@ INVENTORY=inventory/<yours>.yml [LIMIT=<host>]))
 
 .PHONY: help setup demo demo-destroy deploy verify gpu-inventory test test-full lint bench clean

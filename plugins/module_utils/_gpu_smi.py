@@ -549,7 +549,7 @@ def parse_apps(output: str) -> dict[str, list[dict[str, t.Any]]]:
     return {uuid: processes(entries) for uuid, entries in by_gpu.items()}
 
 
-MigNames = dict[tuple[Cell, Cell], dict[str, str]]
+MigNames = t.Mapping[t.Tuple[Cell, Cell], t.Mapping[str, str]]  # noqa: UP006 - evaluated, and Python 3.8 is looked at too
 
 
 def parse_list(output: str) -> MigNames:

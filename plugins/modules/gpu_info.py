@@ -55,9 +55,11 @@ EXAMPLES = r"""
   register: gpus
 
 - name: Stop when GPUs cannot be used
+  vars:
+    errors: "{{ gpus.problems | selectattr('severity', 'eq', 'error') }}"
   ansible.builtin.assert:
-    that: gpus.problems | selectattr('severity', 'eq', 'error') | length == 0
-    fail_msg: "{{ gpus.problems }}"
+    that: errors | length == 0
+    fail_msg: "{{ errors | map(attribute='found') | join('; ') }}"
 
 - name: Use NVML through the engine's own environment
   firstlight.sglang.gpu_info:
