@@ -85,20 +85,27 @@ def nothing(text: str | None) -> Nothing | None:
 
 
 def text(cell: str | None) -> Cell:
-    """Text as it is printed, trimmed."""
-    return nothing(cell) or " ".join(str(cell).split())
+    """Text as it is printed, trimmed, without terminal escapes and control characters: names go into reports."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f-\x9f]", " ", "" if cell is None else str(cell))
+    return nothing(cell) or nothing(plain) or " ".join(plain.split())
+
+
+# What a value can be at all; beyond it something is broken: unit -> lowest, highest.
+_BOUNDS = {"W": (0, 100_000), "%": (0, 100), "C": (-100, 250), "MHz": (0, 100_000)}
 
 
 def number(cell: str | None, unit: str = "") -> Cell:
     """A number with exactly this unit, or without one (CSV without units): float.
 
-    A unit other than expected, or anything that is not a plain decimal number, is Nothing(unknown): a number is never guessed.
+    A unit other than expected, a number that it cannot be, or anything that is not a plain decimal number, is Nothing(unknown): a number is
+    never guessed.
     """
     missing = nothing(cell)
     if missing:
         return missing
     match = re.fullmatch(r"(-?\d{1,15}(?:\.\d{1,9})?)\s*(\S*)", str(cell).strip(), re.ASCII)
-    if not match or match[2] not in ("", unit):
+    low, high = _BOUNDS.get(unit, (float("-inf"), float("inf")))
+    if not match or match[2] not in ("", unit) or not low <= float(match[1]) <= high:
         return Nothing(UNKNOWN, str(cell).strip())
     return float(match[1])
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 import typing as t
 
+from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_problems import identity
+
 Instance = t.Mapping[str, t.Any]
 Inventory = t.Mapping[str, t.Any]
 Gpu = t.Mapping[str, t.Any]
@@ -84,7 +86,7 @@ def warnings(instances: t.Iterable[Instance], inventory: Inventory, running: t.C
     for instance in wanting:
         choices = _choices(instance, inventory)
         runs = instance["unit"] in running
-        chosen = {choice.gpu["pci_bus_id"]: choice.gpu for choice in choices if choice.gpu["pci_bus_id"]}
+        chosen = {identity(choice.gpu): choice.gpu for choice in choices}
         found += [
             f"{instance['name']}: {problem['found']}. {problem['action']}"
             for problem in told
@@ -149,7 +151,7 @@ def _choices(instance: Instance, inventory: Inventory) -> list[_Choice]:
     found = []
     for asked in map(str, instance["gpus"]):
         for gpu in inventory["gpus"]:
-            if asked == gpu["uuid"] or (asked.isdigit() and int(asked) == gpu["index"]):
+            if asked == gpu["uuid"] or (re.fullmatch("[0-9]+", asked) and int(asked) == gpu["index"]):
                 found.append(_Choice(asked, gpu, is_mig=False))
             elif any(asked == device["uuid"] for device in gpu["mig_devices"]):
                 found.append(_Choice(asked, gpu, is_mig=True))
@@ -178,7 +180,7 @@ def _there(asked: str, inventory: Inventory) -> str:
         elif name is not None and gpu["health"] not in _STATES:
             words.append(str(name))
         if gpu["health"] in _STATES:
-            words.append(f"{gpu['pci_bus_id'] or gpu['uuid'] or gpu['index']} ({_STATES[gpu['health']]})")
+            words.append(f"{identity(gpu)} ({_STATES[gpu['health']]})")
     return ", ".join(words)
 
 
@@ -211,8 +213,8 @@ def _is_unknown_mig(asked: str, inventory: Inventory) -> bool:
 
 def _why_not(gpu: Gpu, inventory: Inventory) -> str:
     """Why a GPU cannot be used and what helps: the inventory's own words where it has some."""
-    told = [problem for problem in inventory["problems"] if problem["severity"] == "error" and problem["gpu"] == gpu["pci_bus_id"]]
-    if told and gpu["pci_bus_id"]:
+    told = [problem for problem in inventory["problems"] if problem["severity"] == "error" and problem["gpu"] == identity(gpu)]
+    if told:
         return f"{told[0]['found']}. {told[0]['action']}"
     return f"{_label(gpu)} {_STATES.get(gpu['health'], 'is not usable')}. Mend that, or change gpus."
 
@@ -225,7 +227,7 @@ def _numbering(instance: Instance, inventory: Inventory) -> list[str]:
     """
     lost = [gpu for gpu in inventory["gpus"] if gpu["health"] in _UNCOUNTED]
     divided = [gpu for gpu in inventory["gpus"] if gpu["mig_enabled"]]
-    working = [choice.gpu for choice in _choices(instance, inventory) if choice.asked.isdigit() and _works(choice)]
+    working = [choice.gpu for choice in _choices(instance, inventory) if re.fullmatch("[0-9]+", choice.asked) and _works(choice)]
     if not working or not (lost or divided):
         return []
     first = (lost or divided)[0]
@@ -260,8 +262,7 @@ def _shared(instances: t.Sequence[Instance], inventory: Inventory) -> list[str]:
         for choice in _choices(instance, inventory):
             if choice.is_mig:
                 continue
-            identity = choice.gpu["pci_bus_id"] or choice.gpu["uuid"] or choice.gpu["index"]
-            name, asked = owners.setdefault(identity, (instance["name"], choice.asked))
+            name, asked = owners.setdefault(identity(choice.gpu), (instance["name"], choice.asked))
             if asked != choice.asked:
                 found.append(f"{instance['name']}: expected a GPU of its own, found that {choice.asked} is {asked} of {name}. Change gpus.")
     return found

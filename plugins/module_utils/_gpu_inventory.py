@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import typing as t
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_generations
-from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import NOT_SUPPORTED, UNKNOWN, Cell, Nothing, Reading
+from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import NOT_SUPPORTED, UNKNOWN, Cell, Failure, Nothing, Reading
 
 DRIVER_SOURCES = ("nvml", "nvidia_smi_xml", "nvidia_smi_csv", "nvidia_smi_text")
 
@@ -102,8 +103,11 @@ _DERIVED = frozenset(
     ("health", "usable", "memory_kind", "mig_memory_total_mib", "power_limit_settable", "generation", "reasons", "sources")
 )
 _GPU_LISTS = ("mig_devices", "processes")
-# nvmlDeviceGpuRecoveryAction_t: each ends in a reset of the GPU or a reboot.
-_RESET_ACTIONS = ("reset", "reboot", "drain_p2p", "drain_and_reset")
+# nvmlDeviceGpuRecoveryAction_t: each of these ends in a reset of the GPU or a reboot.
+_RESET_ACTIONS = ("reset", "reboot", "drain_p2p", "drain_and_reset", "bus_reset", "system_reboot")
+_FAILURES = ("lost", "needs_reset", "unknown")  # the worst first
+# With these no source could say that there is no GPU.
+_BLIND = ("driver_library_mismatch", "nvml_unknown", "no_permission", "timed_out", "damaged", "unknown_error", "gpu_lost")
 _MEMORY = ("memory_total_mib", "memory_used_mib", "memory_free_mib")
 # A GPU whose fabric is worse holds the others back.
 _FABRIC_ORDER = ("not_started", "in_progress", "completed")
@@ -165,24 +169,74 @@ def _unite(readings: t.Sequence[Reading]) -> list[_Record]:
                 record = _Record()
                 records.append(record)
             record.take(reading.source, cells)
+    _pair(
+        [record for record in records if record.listed_by & set(DRIVER_SOURCES) and record.value("pci_bus_id") is None],
+        records,
+    )
+    for source, failure in _failures(readings):
+        cells = {key: cell for key, cell in (("pci_bus_id", failure.pci_bus_id), ("index", failure.index)) if cell is not None}
+        record = _find(records, cells)
+        if record is None:
+            record = _Record()
+            records.append(record)
+        record.failure, record.failure_text = failure.health, failure.text
+        _take(record.cells, record.sources, source, cells)
+    _pair([record for record in records if record.failure and record.value("pci_bus_id") is None], records)
+    return records
+
+
+def _failures(readings: t.Sequence[Reading]) -> list[tuple[str, Failure]]:
+    """Each GPU that a source could not reach once, with the worst that was said of it: (the first source, failure).
+
+    NVML names them by index, nvidia-smi by address. When it are as many, they are the same in this order: indices follow addresses.
+    """
+    united: list[tuple[str, Failure]] = []
+
+    def add(source: str, failure: Failure) -> None:
+        for position, (first, known) in enumerate(united):
+            same_address = failure.pci_bus_id is not None and failure.pci_bus_id == known.pci_bus_id
+            if same_address or (failure.index is not None and failure.index == known.index):
+                worst = min(known, failure, key=lambda one: _FAILURES.index(one.health))
+                united[position] = (
+                    first,
+                    dataclasses.replace(
+                        worst,
+                        index=known.index if failure.index is None else failure.index,
+                        pci_bus_id=known.pci_bus_id or failure.pci_bus_id,
+                    ),
+                )
+                return
+        united.append((source, failure))
+
     for reading in readings:
         for failure in reading.failures:
-            cells = {"pci_bus_id": failure.pci_bus_id, "index": failure.index}
-            record = _find(records, {key: cell for key, cell in cells.items() if cell is not None})
-            if record is None:
-                # A GPU that is named by its index alone is the one that the driver does not list, when there is only one.
-                rest = [
-                    one
-                    for one in records
-                    if not one.failure and not one.listed_by & set(DRIVER_SOURCES) and one.value("kernel_driver") == "nvidia"
-                ]
-                record = rest[0] if failure.pci_bus_id is None and len(rest) == 1 else _Record()
-                if record not in records:
-                    records.append(record)
-            record.failure = record.failure or failure.health
-            record.failure_text = record.failure_text or failure.text
-            _take(record.cells, record.sources, reading.source, {key: cell for key, cell in cells.items() if cell is not None})
-    return records
+            add(reading.source, failure)
+    by_index = sorted((one for one in united if one[1].pci_bus_id is None), key=lambda one: one[1].index or 0)
+    by_address = sorted((one for one in united if one[1].index is None), key=lambda one: str(one[1].pci_bus_id))
+    if len(by_index) == len(by_address):
+        united = [one for one in united if one not in by_index and one not in by_address]
+        for (source, first), (_source, second) in zip(by_index, by_address):
+            add(source, dataclasses.replace(first, pci_bus_id=second.pci_bus_id))
+            add(source, second)
+    return united
+
+
+def _pair(nameless: t.Sequence[_Record], records: list[_Record]) -> None:
+    """Give GPUs that were named without an address the GPUs that only PCI shows, in their order, when it are as many."""
+    silent = sorted(
+        (
+            record
+            for record in records
+            if not record.failure and not record.listed_by & set(DRIVER_SOURCES) and record.value("kernel_driver") == "nvidia"
+        ),
+        key=lambda record: str(record.value("pci_bus_id")),
+    )
+    if not nameless or len(nameless) != len(silent):
+        return
+    for record, on_bus in zip(sorted(nameless, key=lambda one: one.value("index") or 0), silent):
+        for field, cell in on_bus.cells.items():
+            _take(record.cells, record.sources, on_bus.sources.get(field, "sysfs"), {field: cell})
+        records.remove(on_bus)
 
 
 def _given_to_container(record: _Record, nodes: t.Container[str]) -> bool:
@@ -280,16 +334,20 @@ def _record_result(record: _Record) -> dict[str, t.Any]:
     return gpu
 
 
-def group_names(gpus: t.Sequence[t.Mapping[str, t.Any]]) -> list[str]:
-    """Names of groups for a host: gpu_<name> of every model, gpu_arch_<architecture>; gpu_none for a host without GPU."""
+def group_names(gpus: t.Sequence[t.Mapping[str, t.Any]], blind: bool = False) -> list[str]:
+    """Names of groups for a host: gpu_<name> of every model, gpu_arch_<architecture>; gpu_none for a host without a GPU of its own.
 
-    def slug(words: str) -> str:
-        return re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")
+    blind: whether no source could say that there is none.
+    """
+
+    def slug(prefix: str, words: str | None) -> list[str]:
+        word = re.sub(r"[^a-z0-9]+", "_", (words or "").lower()).strip("_")
+        return [f"{prefix}{word}"] if word else []
 
     here = [gpu for gpu in gpus if gpu["health"] != "passed_through"]
-    names = [f"gpu_{slug(re.sub(r'^NVIDIA ', '', gpu['name']))}" for gpu in here if gpu["name"]]
-    names += [f"gpu_arch_{slug(gpu['architecture'])}" for gpu in here if gpu["architecture"]]
-    return list(dict.fromkeys(names)) or ([] if here else ["gpu_none"])
+    names = [name for gpu in here for name in slug("gpu_", re.sub(r"^NVIDIA ", "", gpu["name"] or ""))]
+    names += [name for gpu in here for name in slug("gpu_arch_", gpu["architecture"])]
+    return list(dict.fromkeys(names)) or ([] if here or blind else ["gpu_none"])
 
 
 def _fabric(gpus: t.Sequence[t.Mapping[str, t.Any]]) -> str | None:
@@ -327,7 +385,7 @@ def unite(readings: t.Sequence[Reading]) -> dict[str, t.Any]:
     result.update(
         fabric_state=_fabric(gpus),
         gpus=gpus,
-        group_names=group_names(gpus),
+        group_names=group_names(gpus, blind=any(reading.error in _BLIND for reading in readings)),
         reasons={field: cell.reason for field, cell in host.items() if field in known and isinstance(cell, Nothing)},
         sources={field: source for field, source in sources.items() if field in known},
         sources_asked=[{"source": reading.source, "status": reading.status, "message": reading.message} for reading in readings],

@@ -24,6 +24,7 @@ _NOT_SUPPORTED = 3
 _FUNCTION_NOT_FOUND = 13
 _GPU_IS_LOST = 15
 _RESET_REQUIRED = 16
+_UNKNOWN_ERROR = 999
 _REASONS = {
     **dict.fromkeys((_NOT_SUPPORTED, _FUNCTION_NOT_FOUND), cell.NOT_SUPPORTED),
     **dict.fromkeys((22, 25, 26), cell.NOT_SUPPORTED),  # no ECC on a vGPU; another version of the structure is needed; deprecated
@@ -118,6 +119,7 @@ class _Library:
         self.nvml = nvml
         self.health = ""
         self.text = ""
+        self.code = 0  # of the last error
 
     def ask(self, function: str, *arguments: t.Any) -> cell.Cell:
         """What the function returns (text decoded). A lost GPU is not asked again: each answer can take seconds."""
@@ -164,6 +166,7 @@ class _Library:
 
     def nothing(self, code: int, text: str) -> cell.Nothing:
         """The kind of nothing that an error stands for (-1: not one of NVML's)."""
+        self.code = code
         if code in _HEALTH and self.health != "lost":
             self.health, self.text = _HEALTH[code], text
         return cell.Nothing(_REASONS.get(code, cell.UNKNOWN), text)
@@ -426,7 +429,9 @@ def _read(nvml: t.Any) -> cell.Reading:
         library = _Library(nvml)
         handle = library.ask("nvmlDeviceGetHandleByIndex", index)
         if isinstance(handle, cell.Nothing):
-            failures.append(cell.Failure(index, None, library.health or "unknown", handle.text))
+            # An unknown error for a handle is what a GPU that fell off the bus gives, in nvidia-smi's words too (case A17).
+            lost = "lost" if library.code == _UNKNOWN_ERROR else "unknown"
+            failures.append(cell.Failure(index, None, library.health or lost, handle.text))
             continue
         fields = library.fields(handle, FIELDS)
         gpu = _gpu(library, handle, index, fields)

@@ -45,6 +45,11 @@ def _label(gpu: t.Mapping[str, t.Any]) -> str:
     return f"{number} ({details})" if details else number
 
 
+def identity(gpu: t.Mapping[str, t.Any]) -> str:
+    """What a problem names a GPU by: its PCI address; where no source knows that, its UUID or its index."""
+    return str(gpu["pci_bus_id"] or gpu["uuid"] or f"index {gpu['index']}")
+
+
 def _first_finding(evidence: Evidence, *codes: str) -> _gpu_system.Finding | None:
     return next((finding for finding in evidence.kernel_findings if finding.code in codes), None)
 
@@ -238,11 +243,13 @@ def _library_problems(result: t.Mapping[str, t.Any], readings: t.Sequence[Readin
                 "A GPU or the driver hangs: look at the kernel log for Xid; a reboot may be needed.",
             )
         )
+    whole = any(reading.status == "ok" and not reading.error and reading.source in _gpu_inventory.DRIVER_SOURCES for reading in readings)
     for code in ("damaged", "unknown_error"):
-        if code in errors and not any(
-            reading.status == "ok" and reading.source in ("nvml", "nvidia_smi_xml", "nvidia_smi_csv") for reading in readings
-        ):
-            problems.append(_problem("source_failed", "error", f"{errors[code].source}: {errors[code].message}", "Run nvidia-smi by hand."))
+        if code in errors and not whole:
+            reading = errors[code]
+            said = reading.message or "it said nothing"
+            severity = "error" if reading.status != "ok" else "warning"
+            problems.append(_problem("source_failed", severity, f"{reading.source}: {said}", "Run nvidia-smi by hand."))
     return problems
 
 
@@ -279,15 +286,37 @@ def _loading_problems(result: t.Mapping[str, t.Any], readings: t.Sequence[Readin
     return []
 
 
+def _memory_state(gpu: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
+    """What is wrong with the memory of one GPU."""
+    problems = []
+    label = _label(gpu)
+
+    def add(code: str, severity: str, found: str, action: str) -> None:
+        problems.append(_problem(code, severity, found, action, identity(gpu)))
+
+    if gpu["remapped_rows_failure"]:
+        add("row_remapping_failed", "error", f"{label}: memory rows could not be remapped", "Have the card replaced.")
+    if gpu["remapped_rows_pending"] or gpu["retired_pages_pending"]:
+        add("memory_repair_pending", "warning", f"{label}: bad memory is set aside at the next reset", "Reset the GPU, or reboot.")
+    if gpu["ecc_errors_uncorrected_volatile"]:
+        add(
+            "ecc_errors",
+            "warning",
+            f"{label}: {gpu['ecc_errors_uncorrected_volatile']} uncorrectable memory errors since the driver was loaded",
+            "Reset the GPU; if they come back, have the card replaced.",
+        )
+    return problems
+
+
 def _gpu_state(gpu: t.Mapping[str, t.Any], evidence: Evidence) -> list[dict[str, t.Any]]:
     """What is wrong with one GPU itself."""
-    problems = []
-    address, label = gpu["pci_bus_id"], _label(gpu)
-    told = next((finding.text for finding in evidence.kernel_findings if finding.pci_bus_id and finding.pci_bus_id == address), "")
+    problems = _memory_state(gpu)
+    label = _label(gpu)
+    told = next((finding.text for finding in evidence.kernel_findings if finding.pci_bus_id == gpu["pci_bus_id"] is not None), "")
     hint = f" ({told})" if told else ""
 
     def add(code: str, severity: str, found: str, action: str) -> None:
-        problems.append(_problem(code, severity, found, action, address))
+        problems.append(_problem(code, severity, found, action, identity(gpu)))
 
     if gpu["health"] == "lost":
         add(
@@ -303,7 +332,9 @@ def _gpu_state(gpu: t.Mapping[str, t.Any], evidence: Evidence) -> list[dict[str,
             "gpu_needs_reset",
             "error",
             f"{label} must be reset before it can be used{hint}",
-            "Reboot the machine." if action == "reboot" else "Stop what uses it and reset it (nvidia-smi --gpu-reset), else reboot.",
+            "Reboot the machine."
+            if action in ("reboot", "system_reboot")
+            else "Stop what uses it and reset it (nvidia-smi --gpu-reset), else reboot.",
         )
     elif gpu["health"] == "unknown" and gpu["kernel_driver"] == "nvidia":
         add(
@@ -314,17 +345,6 @@ def _gpu_state(gpu: t.Mapping[str, t.Any], evidence: Evidence) -> list[dict[str,
         )
     elif gpu["health"] == "passed_through":
         add("passed_through", "info", f"{label} is bound to vfio-pci", "Nothing: it belongs to a guest.")
-    if gpu["remapped_rows_failure"]:
-        add("row_remapping_failed", "error", f"{label}: memory rows could not be remapped", "Have the card replaced.")
-    if gpu["remapped_rows_pending"] or gpu["retired_pages_pending"]:
-        add("memory_repair_pending", "warning", f"{label}: bad memory is set aside at the next reset", "Reset the GPU, or reboot.")
-    if gpu["ecc_errors_uncorrected_volatile"]:
-        add(
-            "ecc_errors",
-            "warning",
-            f"{label}: {gpu['ecc_errors_uncorrected_volatile']} uncorrectable memory errors since the driver was loaded",
-            "Reset the GPU; if they come back, have the card replaced.",
-        )
     if None not in (gpu["mig_enabled"], gpu["mig_enabled_pending"]) and gpu["mig_enabled"] != gpu["mig_enabled_pending"]:
         add(
             "mig_change_pending",
@@ -351,6 +371,8 @@ def _gpu_state(gpu: t.Mapping[str, t.Any], evidence: Evidence) -> list[dict[str,
             f"{process['name'] or 'a process'} (pid {process['pid']}, {process['memory_used_mib']} MiB)" for process in foreign
         )
         add("foreign_processes", "warning", f"{label}: memory is held by {names}", "End them, or plan with what is left.")
+    if gpu["health"] == "degraded" and gpu["recovery_action"] not in (None, "none"):
+        add("recovery_action", "warning", f"{label} asks for: {gpu['recovery_action']}", "Look for it in the manual of nvidia-smi.")
     if gpu["health"] == "degraded" and not problems:
         add(
             "unreadable_values",
@@ -363,7 +385,9 @@ def _gpu_state(gpu: t.Mapping[str, t.Any], evidence: Evidence) -> list[dict[str,
 
 def _node_problems(result: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
     """Device nodes that CUDA needs; nvidia-smi works without them (case C17)."""
-    if result["virtualization"] == "wsl" or not any(gpu["usable"] or gpu["mig_enabled"] for gpu in result["gpus"]):
+    # Neither WSL2 nor the GPU of a Jetson, which is on no PCI bus, has the node.
+    cards = [gpu for gpu in result["gpus"] if gpu["pci_bus_id"] and (gpu["usable"] or gpu["mig_enabled"])]
+    if result["virtualization"] == "wsl" or not cards:
         return []
     nodes = {node["path"]: node for node in result["device_nodes"]}
     uvm = nodes.get("/dev/nvidia-uvm")
@@ -407,9 +431,11 @@ def _host_problems(result: t.Mapping[str, t.Any], evidence: Evidence) -> list[di
     """What concerns all GPUs together."""
     problems = []
     usable = [gpu for gpu in result["gpus"] if gpu["usable"]]
-    kinds = dict.fromkeys((gpu["name"], gpu["memory_total_mib"]) for gpu in usable)
-    if len(kinds) > 1:
-        words = ", ".join(f"{name} ({memory} MiB)" for name, memory in kinds)
+    sizes: dict[str | None, set[int]] = {}
+    for gpu in usable:
+        sizes.setdefault(gpu["name"], set()).update([gpu["memory_total_mib"]] if gpu["memory_total_mib"] else [])
+    if len(sizes) > 1 or any(len(known) > 1 for known in sizes.values()):
+        words = ", ".join(f"{name} ({' and '.join(map(str, sorted(known))) or 'unknown'} MiB)" for name, known in sizes.items())
         problems.append(
             _problem(
                 "unequal_gpus",
@@ -418,18 +444,16 @@ def _host_problems(result: t.Mapping[str, t.Any], evidence: Evidence) -> list[di
                 "Give each instance GPUs of one kind; the smallest one decides.",
             )
         )
-    if result["nvswitches"] and result["fabric_state"] not in ("completed", None):
+    # Of NVSwitch machines before Hopper the driver says no fabric state: not_supported.
+    if result["fabric_state"] in ("not_started", "in_progress"):
+        switches = f"{len(result['nvswitches'])} NVSwitches, " if result["nvswitches"] else ""
         problems.append(
             _problem(
                 "fabric_not_ready",
                 "error",
-                f"{len(result['nvswitches'])} NVSwitches, fabric state {result['fabric_state']}: CUDA does not start (error 802)",
-                "Install and start nvidia-fabricmanager of exactly the driver's version.",
+                f"{switches}fabric state {result['fabric_state']}: CUDA does not start (error 802)",
+                "Install and start nvidia-fabricmanager of exactly the driver's version, and wait for it.",
             )
-        )
-    elif result["fabric_state"] in ("not_started", "in_progress"):
-        problems.append(
-            _problem("fabric_not_ready", "error", f"fabric state {result['fabric_state']}", "Wait for, or start, the fabric manager.")
         )
     loaded = result["driver_version"]
     if evidence.disk_version and loaded and evidence.disk_version != loaded and not result["container"]:
@@ -468,7 +492,8 @@ def find(result: t.Mapping[str, t.Any], readings: t.Sequence[Reading], evidence:
     """
     library = _library_problems(result, readings)
     flavour = _flavour_problems(result, evidence)
-    loading = [] if library else _loading_problems(result, readings, evidence)
+    stopped = any(problem["severity"] == "error" for problem in library)
+    loading = [] if stopped else _loading_problems(result, readings, evidence)
     if flavour:  # it is the cause of what these say
         loading = [problem for problem in loading if problem["code"] not in ("no_devices", "driver_not_loaded")]
     problems = library + flavour + loading

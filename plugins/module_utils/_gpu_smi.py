@@ -57,7 +57,7 @@ def recovery_action(cell: str | None) -> Cell:
     if isinstance(word, Nothing):
         return word
     word = re.sub(r"\W+", "_", word.strip("[]").lower()).strip("_")
-    return {"gpu_reset": "reset", "node_reboot": "reboot", "gpu_reset_required": "reset", "node_reboot_required": "reboot"}.get(word, word)
+    return re.sub("^(gpu|node)_(reset|reboot)(_required)?$", r"\2", word)
 
 
 def fabric_state(cell: str | None) -> Cell:
@@ -182,8 +182,8 @@ _CSV: dict[str, tuple[tuple[str, ...], Parser]] = {
     "power_limit_default_w": (("power.default_limit",), _unit(number, "W")),
     "power_limit_min_w": (("power.min_limit",), _unit(number, "W")),
     "power_limit_max_w": (("power.max_limit",), _unit(number, "W")),
-    "temperature_c": (("temperature.gpu",), signed),
-    "temperature_memory_c": (("temperature.memory",), signed),
+    "temperature_c": (("temperature.gpu",), _unit(signed, "C")),
+    "temperature_memory_c": (("temperature.memory",), _unit(signed, "C")),
     "clock_sm_mhz": (("clocks.current.sm", "clocks.sm"), _unit(integer, "MHz")),
     "clock_memory_mhz": (("clocks.current.memory", "clocks.mem"), _unit(integer, "MHz")),
     "clock_sm_max_mhz": (("clocks.max.sm",), _unit(integer, "MHz")),
@@ -221,6 +221,7 @@ _EXIT_CODES = {
     9: "driver_not_loaded",
     12: "library_missing",
     15: "gpu_lost",
+    17: "no_permission",
     18: "driver_library_mismatch",
 }
 _HANDLE = re.compile(
@@ -271,6 +272,7 @@ def _unexplained(error: str, failures: t.Sequence[Failure]) -> str:
 
 
 def _first_lines(output: str, count: int = 2) -> str:
+    """The beginning of what was said, on one line."""
     lines = [" ".join(line.split()) for line in output.splitlines() if line.strip()]
     return " ".join(lines[:count])[:300]
 
@@ -461,11 +463,13 @@ def parse_xml(output: str, rc: int | None = 0) -> Reading:
         _put(host, "driver_version", _first(version, [root.findtext("kmd_version"), root.findtext("driver_version")]))
         _put(host, "cuda_driver_version", _first(version, [root.findtext("cuda_umd_version"), root.findtext("cuda_version")]))
         attached = integer(root.findtext("attached_gpus"))
-        if not damage and not isinstance(attached, Nothing) and attached != len(gpus):
+        if not damage and not isinstance(attached, Nothing) and not len(gpus) <= attached <= len(gpus) + len(failures):
             damage = f"{attached} GPUs attached, {len(gpus)} listed"
+    if not damage and rc in (0, 14):
+        error = ""  # everything was printed: what stands around it is a warning
     status = "failed" if error or (damage and not gpus) else "ok"
     message = "; ".join(part for part in (damage, _first_lines(noise)) if part)
-    return Reading("nvidia_smi_xml", status, error or ("damaged" if status == "failed" else ""), message, host, gpus, failures)
+    return Reading("nvidia_smi_xml", status, error or ("damaged" if damage else ""), message, host, gpus, failures)
 
 
 def parse_query_fields(output: str) -> list[str]:
@@ -495,7 +499,10 @@ def _rows(output: str, fields: t.Sequence[str] | None, known: t.Container[str]) 
     columns = list(fields or [])
     rows, noise = [], []
     for line in output.splitlines(keepends=True):
-        cells = [cell.strip() for cell in next(csv.reader([line.rstrip("\r\n")], skipinitialspace=True), [])]
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([line.rstrip("\r\n")], skipinitialspace=True), [])]
+        except csv.Error:  # a cell of over 128 KiB
+            cells = []
         if not columns:
             headings = [_column(cell) for cell in cells]
             if headings and all(re.fullmatch(r"[a-z][\w.]*", heading) for heading in headings) and any(name in known for name in headings):
@@ -549,7 +556,7 @@ def parse_apps(output: str) -> dict[str, list[dict[str, t.Any]]]:
     return {uuid: processes(entries) for uuid, entries in by_gpu.items()}
 
 
-MigNames = t.Mapping[t.Tuple[Cell, Cell], t.Mapping[str, str]]  # noqa: UP006 - evaluated, and Python 3.8 is looked at too
+MigNames = t.Dict[t.Tuple[Cell, Cell], t.Mapping[str, str]]  # noqa: UP006 - evaluated, and Python 3.8 is looked at too
 
 
 def parse_list(output: str) -> MigNames:

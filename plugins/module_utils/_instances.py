@@ -212,7 +212,7 @@ def _is_question(question: t.Mapping[str, t.Any]) -> bool:
 def _is_gpu(gpu: t.Any) -> bool:
     """An index, or a UUID as nvidia-smi prints it."""
     if isinstance(gpu, str):
-        return bool(re.fullmatch(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+", gpu))
+        return bool(re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+", gpu))
     return isinstance(gpu, int) and not isinstance(gpu, bool) and gpu >= 0
 
 

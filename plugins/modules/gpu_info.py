@@ -35,7 +35,7 @@ options:
     choices: [nvml, nvidia_smi_xml, nvidia_smi_csv, proc, sysfs, lspci]
     default: [nvml, nvidia_smi_xml, nvidia_smi_csv, proc, sysfs, lspci]
   timeout_s:
-    description: Seconds that one source may take. A driver that hangs does not hang the play.
+    description: Seconds that one source may take, 1 to 3600. A driver that hangs does not hang the play.
     type: int
     default: 20
   venv:
@@ -405,7 +405,7 @@ problems:
       description: V(error) (GPUs cannot be used), V(warning) or V(info).
       type: str
     gpu:
-      description: PCI address of the GPU, V(null) when it is the host's.
+      description: PCI address of the GPU; where no source knows it, its UUID or C(index) and its index. V(null) when it is the host's.
       type: str
     found:
       description: What was found.
@@ -429,6 +429,7 @@ sources_asked:
   elements: dict
 """
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -439,7 +440,6 @@ import re
 import select
 import shutil
 import signal
-import tempfile
 import time
 import typing as t
 from pathlib import Path
@@ -462,7 +462,10 @@ OUTPUT_LIMIT_BYTES = 32 * 1024 * 1024
 
 
 def wait_for(pid: int, deadline: float) -> int | None:
-    """The exit status of a child, or None when it is not over in time. One that cannot even be killed (it hangs in the driver) is left."""
+    """The exit status of a child, or None when it is not over in time; then its whole process group is killed.
+
+    One that cannot even be killed, since it hangs in the driver, is left.
+    """
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -470,7 +473,8 @@ def wait_for(pid: int, deadline: float) -> int | None:
         if time.monotonic() > deadline:
             break
         time.sleep(0.001)
-    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
     for _attempt in range(20):
         if os.waitpid(pid, os.WNOHANG)[0]:
             break
@@ -478,66 +482,89 @@ def wait_for(pid: int, deadline: float) -> int | None:
     return None
 
 
+def read_pipe(receiver: int, pid: int, deadline: float) -> bytes:
+    """What comes out of a pipe until its end, until the child is over (a child of that may hold the pipe), or until it is too much."""
+    data = bytearray()
+    with os.fdopen(receiver, "rb", buffering=0) as stream:
+        over = False
+        while len(data) < OUTPUT_LIMIT_BYTES:
+            wait_s = 0.0 if over else min(0.05, deadline - time.monotonic())
+            if wait_s < 0:
+                break
+            if select.select([stream], [], [], wait_s)[0]:
+                part = stream.read(1 << 16)
+                if not part:
+                    break
+                data += part
+            elif over:
+                break
+            else:
+                # WNOWAIT leaves the child for wait_for.
+                over = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return bytes(data)
+
+
 def run(command: list[str], timeout_s: int) -> tuple[int | None, str]:
     """(exit status, stdout and stderr together) of a command; the status is None when it did not end in time.
 
     Not run_command, which waits for ever for a process that hangs in the driver.
     """
-    with tempfile.TemporaryFile() as output, open(os.devnull, "rb") as nothing:
-        actions = [
-            (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
-            (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
-            (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
-        ]
-        environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
+    deadline = time.monotonic() + timeout_s
+    receiver, sender = os.pipe()
+    with open(os.devnull, "rb") as nothing:
+        actions = [(os.POSIX_SPAWN_DUP2, nothing.fileno(), 0), (os.POSIX_SPAWN_DUP2, sender, 1), (os.POSIX_SPAWN_DUP2, sender, 2)]
         try:
-            pid = os.posix_spawn(command[0], command, environment, file_actions=actions)
+            pid = os.posix_spawn(command[0], command, {**os.environ, "LC_ALL": "C", "LANG": "C"}, file_actions=actions, setpgroup=0)
         except OSError as error:
+            os.close(receiver)
             return 126, f"{command[0]}: {error.strerror}"
-        rc = wait_for(pid, time.monotonic() + timeout_s)
-        output.seek(0)
-        return rc, output.read(OUTPUT_LIMIT_BYTES).decode("utf-8", errors="replace")
+        finally:
+            os.close(sender)
+    data = read_pipe(receiver, pid, deadline)
+    if len(data) >= OUTPUT_LIMIT_BYTES:
+        wait_for(pid, 0)
+        return 1, f"{command[0]} printed more than {OUTPUT_LIMIT_BYTES >> 20} MiB"
+    rc = wait_for(pid, deadline)
+    output = data.decode("utf-8", errors="replace")
+    return rc, output if output.strip() or not rc else f"{command[0]} ended with status {rc} and said nothing"
 
 
 def load_nvml(venv: str | None) -> t.Any:
-    """The module pynvml of nvidia-ml-py, or None."""
-    if venv:
-        files = sorted(Path(venv).glob("lib/python3*/site-packages/pynvml.py"))
-        if files:
-            spec = importlib.util.spec_from_file_location("pynvml", files[-1])
-            if spec and spec.loader:
-                module = importlib.util.module_from_spec(spec)
-                spec.loader.exec_module(module)
-                return module
-    try:
+    """The module pynvml of nvidia-ml-py. Raises ImportError, or whatever is wrong with it."""
+    files = sorted(Path(venv).glob("lib/python3*/site-packages/pynvml.py")) if venv else []
+    spec = importlib.util.spec_from_file_location("pynvml", files[-1]) if files else None
+    if spec is None or spec.loader is None:
         return importlib.import_module("pynvml")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def read_nvml(venv: str | None) -> Reading:
+    try:
+        nvml = load_nvml(venv)
     except ImportError:
-        return None
+        return Reading("nvml", "missing", "", "nvidia-ml-py is not installed for this Python")
+    except BaseException as error:  # somebody else's code, in a process of its own
+        return Reading("nvml", "failed", "unknown_error", f"nvidia-ml-py cannot be loaded: {type(error).__name__}: {error}")
+    return _gpu_nvml.read(nvml)
 
 
 def ask_nvml(venv: str | None, timeout_s: int) -> Reading:
     """NVML in a child process: a call that hangs or crashes takes the child alone."""
-    nvml = load_nvml(venv)
-    if nvml is None:
-        return Reading("nvml", "missing", "", "nvidia-ml-py is not installed for this Python")
+    deadline = time.monotonic() + timeout_s
     receiver, sender = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
+            os.setpgid(0, 0)
             os.close(receiver)
             with os.fdopen(sender, "wb") as stream:
-                pickle.dump(_gpu_nvml.read(nvml), stream)
+                pickle.dump(read_nvml(venv), stream)
         finally:
             os._exit(0)
     os.close(sender)
-    deadline = time.monotonic() + timeout_s
-    data = b""
-    with os.fdopen(receiver, "rb", buffering=0) as stream:
-        while select.select([stream], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            part = stream.read(1 << 20)
-            if not part:
-                break
-            data += part
+    data = read_pipe(receiver, pid, deadline)
     rc = wait_for(pid, deadline)
     if rc is None:
         return Reading("nvml", "timed_out", "timed_out", f"NVML did not answer in {timeout_s} s")
@@ -556,7 +583,7 @@ class Host:
         if self.recorded:
             try:
                 facts = json.loads(self.read("/facts.json") or "{}")
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 facts = {}
                 self.unreadable.append(f"{self.path('/facts.json')}: {error}")
             self.facts = facts if isinstance(facts, dict) else {}
@@ -767,7 +794,10 @@ def find_nvidia_smi() -> str | None:
 def complete(readings: list[Reading], on_bus: int) -> bool:
     """Whether a driver source has answered for every GPU that the driver serves."""
     return any(
-        reading.source in _gpu_inventory.DRIVER_SOURCES and reading.status == "ok" and not reading.failures and len(reading.gpus) >= on_bus
+        reading.source in _gpu_inventory.DRIVER_SOURCES
+        and (reading.status, reading.error) == ("ok", "")
+        and not reading.failures
+        and len(reading.gpus) >= on_bus
         for reading in readings
     )
 
@@ -935,8 +965,8 @@ def main() -> None:
         )
     if venv and not list(Path(venv).glob("lib/python3*/site-packages")):
         problems.append(f"venv: expected a Python environment (lib/python3.*/site-packages), found none in {venv}.")
-    if params["timeout_s"] < 1:
-        problems.append(f"timeout_s: expected 1 or more seconds, found {params['timeout_s']}.")
+    if not 1 <= params["timeout_s"] <= 3600:
+        problems.append(f"timeout_s: expected 1 to 3600 seconds, found {params['timeout_s']}.")
     if not params["sources"]:
         problems.append("sources: expected at least one, found none.")
     if problems:

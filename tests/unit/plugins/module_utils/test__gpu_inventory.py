@@ -147,6 +147,48 @@ def test_a_failure_without_address_is_the_gpu_that_only_sysfs_shows():
     ]
 
 
+BUS = [f"00000000:0{number}:00.0" for number in range(1, 5)]
+ON_BUS = Reading("sysfs", gpus=[{"pci_bus_id": address, "kernel_driver": "nvidia"} for address in BUS])
+
+
+def listed(*indices):
+    return [{"index": index, "pci_bus_id": BUS[index]} for index in indices]
+
+
+def test_nvml_names_lost_gpus_by_index_and_nvidia_smi_by_address():
+    nvml = Reading("nvml", gpus=listed(0, 3), failures=[Failure(2, None, "lost", ""), Failure(1, None, "unknown", "")])
+    smi = Reading("nvidia_smi_xml", gpus=listed(0, 3), failures=[Failure(None, BUS[1], "lost", ""), Failure(None, BUS[2], "lost", "")])
+    expected = [(0, BUS[0], "ok"), (1, BUS[1], "lost"), (2, BUS[2], "lost"), (3, BUS[3], "ok")]
+    for readings in ((nvml, smi, ON_BUS), (nvml, smi), (smi, nvml, ON_BUS)):
+        assert [(gpu["index"], gpu["pci_bus_id"], gpu["health"]) for gpu in unite(HOST, *readings)["gpus"]] == expected
+    # By index alone, sysfs has the addresses.
+    alone = unite(HOST, nvml, ON_BUS)["gpus"]
+    assert [(gpu["index"], gpu["pci_bus_id"]) for gpu in alone] == [(index, address) for index, address, _health in expected]
+
+
+def test_of_what_is_said_of_a_lost_gpu_the_worst_counts():
+    readings = [
+        Reading("nvml", failures=[Failure(1, BUS[1], "unknown", "")]),
+        Reading("nvidia_smi_csv", failures=[Failure(1, BUS[1], "lost", "")]),
+    ]
+    assert one(HOST, *readings)["health"] == "lost"
+
+
+def test_a_gpu_that_is_listed_without_its_address_is_the_one_on_the_bus():
+    gpu = one(HOST, Reading("nvidia_smi_csv", gpus=[{"index": 0, "name": "A"}]), Reading("sysfs", gpus=ON_BUS.gpus[:1]))
+    assert (gpu["name"], gpu["pci_bus_id"], gpu["kernel_driver"], gpu["sources"]["kernel_driver"]) == ("A", BUS[0], "nvidia", "sysfs")
+
+
+@pytest.mark.parametrize("error", ["driver_library_mismatch", "nvml_unknown", "timed_out"])
+def test_a_host_that_could_not_be_looked_at_is_not_one_without_gpu(error):
+    assert unite(HOST, Reading("nvidia_smi_xml", "failed", error))["group_names"] == []
+    assert unite(HOST, Reading("nvidia_smi_xml", "failed", "no_devices"))["group_names"] == ["gpu_none"]
+
+
+def test_a_name_that_gives_no_group_name_makes_none():
+    assert unite(HOST, Reading("nvml", gpus=[{"index": 0, "name": "---", "architecture": "Ampere"}]))["group_names"] == ["gpu_arch_ampere"]
+
+
 @pytest.mark.parametrize(
     ("name", "health", "driver"),
     [
@@ -197,6 +239,8 @@ def test_memory_of_mig_counts_each_gpu_instance_once(devices, total):
         ({"recovery_action": "none"}, "ok"),
         ({"recovery_action": "reset"}, "needs_reset"),
         ({"recovery_action": "reboot"}, "needs_reset"),
+        ({"recovery_action": "system_reboot"}, "needs_reset"),
+        ({"recovery_action": "bus_reset"}, "needs_reset"),
         ({"recovery_action": "something_new"}, "degraded"),
         ({"remapped_rows_failure": True}, "degraded"),
         ({"remapped_rows_pending": True}, "degraded"),

@@ -377,7 +377,7 @@ def test_names_come_as_text_or_bytes(name):
     assert read(ok("nvmlDeviceGetName", "gpu0", value=name)).gpus[0]["name"] == "NVIDIA H200"
 
 
-@pytest.mark.parametrize(("code", "health"), [(15, "lost"), (16, "needs_reset"), (999, "unknown"), (4, "unknown")])
+@pytest.mark.parametrize(("code", "health"), [(15, "lost"), (16, "needs_reset"), (999, "lost"), (4, "unknown")])
 def test_a_gpu_without_a_handle_is_a_failure_and_the_others_stay(code, health):
     reading = read(fails(code, "nvmlDeviceGetHandleByIndex", 0), gpus=2)
     assert reading.failures == [Failure(0, None, health, f"error {code}")]

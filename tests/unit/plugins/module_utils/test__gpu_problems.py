@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_inventory, _gpu_problems, _gpu_smi, _gpu_system
-from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import Reading
+from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import NOT_SUPPORTED, UNKNOWN, Nothing, Reading
 
 SAMPLES = pathlib.Path(__file__).parents[3] / "fixtures/gpu"
 RELEASE = "6.17.9-generic"
@@ -222,7 +222,8 @@ def test_the_kernels_words_stand_with_the_gpu():
         ({"ecc_errors_uncorrected_volatile": 2}, "ecc_errors"),
         ({"license_status": "Unlicensed"}, "vgpu_unlicensed"),
         ({"persistence_mode": False}, "persistence_off"),
-        ({"recovery_action": "something_new"}, "unreadable_values"),
+        ({"recovery_action": "something_new"}, "recovery_action"),
+        ({"temperature_c": Nothing(UNKNOWN, "ERR!")}, "unreadable_values"),
     ],
 )
 def test_one_gpu_that_is_not_quite_well(change, code):
@@ -266,6 +267,34 @@ def test_nvswitches_without_a_ready_fabric():
     switches = [{"pci_bus_id": "00000000:05:00.0", "pci_device_id": "10de:22a3", "kernel_driver": "nvidia-nvswitch"}]
     assert codes(host(device_nodes=[UVM], nvswitches=switches), gpus({"fabric_state": "in_progress"})) == ["fabric_not_ready"]
     assert codes(host(device_nodes=[UVM], nvswitches=switches), gpus({"fabric_state": "completed"})) == []
+
+
+def test_nvswitches_of_before_hopper_have_no_fabric_state():
+    switches = [{"pci_bus_id": "00000000:05:00.0", "pci_device_id": "10de:1af1", "kernel_driver": "nvidia-nvswitch"}]
+    a100 = gpus({"fabric_state": Nothing(NOT_SUPPORTED, "N/A"), "name": "NVIDIA A100-SXM4-80GB"})
+    assert codes(host(device_nodes=[UVM], nvswitches=switches), a100) == []
+
+
+def test_a_damaged_answer_is_told_unless_another_source_was_whole():
+    damaged = _gpu_smi.parse_xml("<nvidia_smi_log><attached_gpus>2</attached_gpus><gpu id='00000000:01:00.0'/></nvidia_smi_log>")
+    assert (damaged.status, damaged.error, len(damaged.gpus)) == ("ok", "damaged", 1)
+    assert [(problem["code"], problem["severity"]) for problem in find(host(device_nodes=[UVM]), damaged)] == [("source_failed", "warning")]
+    assert codes(host(device_nodes=[UVM]), damaged, gpus({}, {})) == []
+
+
+def test_alike_gpus_of_which_one_does_not_say_its_memory():
+    assert codes(host(device_nodes=[UVM]), gpus({}, {"memory_total_mib": None})) == []
+
+
+def test_a_gpu_without_address_is_named_by_its_uuid_or_index():
+    reading = _gpu_smi.parse_csv(sample("smi_query_requires_reset.csv"))
+    named = [problem["gpu"] for problem in find(host(device_nodes=[UVM]), reading) if problem["code"] == "gpu_needs_reset"]
+    assert named == ["GPU-00000000-0000-4000-8000-000000000001"]
+
+
+def test_a_jetson_has_no_uvm_node():
+    orin = Reading("nvidia_smi_csv", gpus=[{"index": 0, "name": "Orin (nvgpu)", "memory_total_mib": Nothing(NOT_SUPPORTED, "[N/A]")}])
+    assert codes(host(device_nodes=[]), orin) == []
 
 
 def test_a_newer_module_on_disk_asks_for_a_reboot():

@@ -253,6 +253,56 @@ def test_a_warning_after_the_document_loses_nothing():
     assert "infoROM is corrupted" in reading.message
 
 
+def test_a_warning_beside_a_whole_document_is_no_error():
+    reading = smi.parse_xml(sample("smi_h200_qx.xml") + "WARNING: persistence daemon: Insufficient Permissions\n", 0)
+    assert (reading.status, reading.error) == ("ok", "")
+    assert smi.parse_xml(sample("smi_h200_qx.xml") + "Insufficient Permissions\n", 4).error == "no_permission"
+
+
+@pytest.mark.parametrize("word", ["Reset", "GPU Reset", "GPU Reset Required"])
+def test_words_of_recovery_actions(word):
+    assert smi.recovery_action(word) == "reset"
+    assert (smi.recovery_action("None"), smi.recovery_action("System Reboot"), smi.recovery_action("Drain and Reset")) == (
+        "none",
+        "system_reboot",
+        "drain_and_reset",
+    )
+    assert absent(smi.recovery_action("N/A")) == NOT_SUPPORTED
+
+
+def test_a_cell_longer_than_the_csv_reader_takes_loses_its_line_only():
+    reading = smi.parse_csv("index, name\n0, " + "x" * 200_000 + "\n1, NVIDIA L4\n")
+    assert [gpu["name"] for gpu in reading.gpus] == ["NVIDIA L4"]
+    assert smi.parse_csv("x" * 200_000).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("heading", "cell", "field"),
+    [
+        ("temperature.gpu", "999999", "temperature_c"),
+        ("power.draw [W]", "-5.00 W", "power_draw_w"),
+        ("power.min_limit [W]", "-100.00 W", "power_limit_min_w"),
+        ("utilization.gpu [%]", "4294967295 %", "utilization_gpu_percent"),
+    ],
+)
+def test_a_number_that_cannot_be_is_unknown(heading, cell, field):
+    assert absent(smi.parse_csv(f"index, {heading}\n0, {cell}\n").gpus[0][field]) == UNKNOWN
+
+
+def test_names_have_no_control_characters():
+    assert smi.parse_csv("index, name\n0, \x1b[31mNVIDIA\x1b[0m\x00 L4\n").gpus[0]["name"] == "NVIDIA L4"
+
+
+def test_the_human_table_gives_no_names():
+    # It cuts them off (case A36).
+    assert smi.parse_xml(sample("smi_table_610_header.txt")).gpus == ()
+    assert smi.parse_csv(sample("smi_table_610_header.txt")).gpus == ()
+
+
+def test_a_list_of_gpus_without_mig_names_no_mig_device():
+    assert smi.parse_list(sample("smi_L_mixed_models.txt")) == {}
+
+
 @pytest.mark.parametrize(
     ("output", "rc", "error"),
     [
@@ -269,6 +319,12 @@ def test_a_warning_after_the_document_loses_nothing():
         (sample("smi_err_handle_unknown.txt"), 255, "gpu_lost"),
         ("", 9, "driver_not_loaded"),
         ("", 18, "driver_library_mismatch"),
+        ("", 4, "no_permission"),
+        ("", 6, "no_devices"),
+        ("", 12, "library_missing"),
+        ("", 15, "gpu_lost"),
+        ("", 17, "no_permission"),
+        ("", 255, "unknown_error"),
         ("something else", 77, "unknown_error"),
         ("", 0, "unknown_error"),
     ],

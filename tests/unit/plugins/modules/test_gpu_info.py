@@ -103,6 +103,41 @@ def test_a_program_that_hangs_does_not_hang_the_module(smi, script):
     assert result["gpus"][0]["name"] == "NVIDIA H200"
 
 
+def test_what_a_program_started_ends_with_it(smi, tmp_path):
+    marker = tmp_path / "alive"
+    result = ask(root=str(H200), nvidia_smi_path=smi(f"(while :; do date >{marker}; sleep 0.1; done) & sleep 60"), timeout_s=1)
+    assert statuses(result)["nvidia_smi_xml"] == "timed_out"
+    marker.unlink()
+    time.sleep(0.5)
+    assert not marker.exists()
+
+
+def test_endless_output_is_cut(smi):
+    result = ask(root=str(H200), nvidia_smi_path=smi("exec yes aaaaaaaaaaaaaaaa"), timeout_s=20)
+    assert statuses(result)["nvidia_smi_xml"] == "failed"
+    assert "printed more than 32 MiB" in result["sources_asked"][1]["message"]
+
+
+def test_a_child_that_keeps_the_output_open_does_not_hold_the_module(smi):
+    started = time.monotonic()
+    result = ask(root=str(H200), nvidia_smi_path=smi(f"sleep 30 & {ANSWERS}"), timeout_s=20)
+    assert time.monotonic() - started < 15
+    assert statuses(result)["nvidia_smi_xml"] == "ok"
+
+
+def test_a_damaged_answer_is_completed_by_the_next_source(smi, tmp_path):
+    (tmp_path / "proc").mkdir()
+    broken = ANSWERS.replace("cat smi_h200_qx.xml", "head -c 9000 smi_h200_qx.xml")
+    result = ask(root=str(tmp_path), nvidia_smi_path=smi(broken))
+    assert (statuses(result)["nvidia_smi_xml"], statuses(result)["nvidia_smi_csv"]) == ("ok", "ok")
+    assert result["gpus"][0]["sources"]["compute_capability"] == "nvidia_smi_csv"
+
+
+def test_a_program_that_fails_without_a_word(smi):
+    result = ask(root=str(H200), nvidia_smi_path=smi("exit 77"))
+    assert "ended with status 77 and said nothing" in result["problems"][0]["found"]
+
+
 def nvml(tmp_path, text):
     place = tmp_path / "venv/lib/python3.9/site-packages"
     place.mkdir(parents=True)
@@ -116,6 +151,13 @@ BROKEN = "class NVMLError(Exception):\n    value = 9\n\n\ndef nvmlInit():\n    r
 def test_nvml_of_a_given_environment(tmp_path):
     asked = ask(venv=nvml(tmp_path, BROKEN), sources=["nvml"])["sources_asked"]
     assert asked == [{"source": "nvml", "status": "failed", "message": "Driver Not Loaded"}]
+
+
+@pytest.mark.parametrize("text", ["def (", "raise RuntimeError('x')", "import sys\nsys.exit(3)"])
+def test_nvml_that_cannot_be_loaded_is_a_failed_source(tmp_path, text):
+    (asked,) = ask(venv=nvml(tmp_path, text), sources=["nvml"])["sources_asked"]
+    assert asked["status"] == "failed"
+    assert asked["message"].startswith("nvidia-ml-py cannot be loaded: ")
 
 
 @pytest.mark.parametrize(
