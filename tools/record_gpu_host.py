@@ -239,6 +239,8 @@ class NvmlRecorder:
             for other in gpus[index + 1 :]:
                 if Failed not in (gpu, other):
                     self.ask("nvmlDeviceGetTopologyCommonAncestor", gpu, other)
+                    for pair in ((gpu, other), (other, gpu)):
+                        self.ask("nvmlDeviceGetP2PStatus", *pair, 0)
         self.ask("nvmlShutdown")
         return self.calls
 

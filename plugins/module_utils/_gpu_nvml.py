@@ -404,6 +404,21 @@ def _topology_pairs(seen: t.Sequence[_Seen]) -> dict[tuple[int, int], str]:
     return pairs
 
 
+# nvmlGpuP2PStatus_t -> words of nvidia-smi topo -p2p. Another enumeration for each capability; 0 is reading.
+_P2P_WORDS = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS", 6: "U"}
+_P2P_READ = 0
+
+
+def _peer_access(seen: t.Sequence[_Seen]) -> dict[tuple[int, int], str]:
+    """{(index, other index): whether the one can read the other's memory over the bus}, in both directions."""
+    pairs = {}
+    for one, other in itertools.permutations(seen, 2):
+        word = _then(one.library.ask("nvmlDeviceGetP2PStatus", one.handle, other.handle, _P2P_READ), _word(_P2P_WORDS, "P2P status"))
+        if not isinstance(word, cell.Nothing):
+            pairs[one.gpu["index"], other.gpu["index"]] = word
+    return pairs
+
+
 def _library_version(text: str) -> cell.Cell:
     """NVML's own version without the CUDA version in front: 13.580.159.04 belongs to driver 580.159.04."""
     match = re.fullmatch(r"(?:\d{1,2}\.)?(\d{3}\..*)", text.strip(), re.ASCII)
@@ -441,6 +456,7 @@ def _read(nvml: t.Any) -> cell.Reading:
             failures.append(cell.Failure(index, bus_id, library.health, library.text))
         seen.append(_Seen(library, handle, gpu, links))
     host["topology_pairs"] = _topology_pairs(seen)
+    host["peer_access_pairs"] = _peer_access(seen)
     return cell.Reading("nvml", host=host, gpus=[each.gpu for each in seen], failures=failures)
 
 
@@ -452,7 +468,8 @@ def read(nvml: t.Any) -> cell.Reading:
     no_devices, unknown_error) and NVML's own text. A GPU that cannot be reached is in the failures; when it could be reached at first,
     what it said is in the GPUs too.
 
-    host has the versions, and topology_pairs: {(index, higher index): "NV4", "PIX", "SYS", ...}.
+    host has the versions, topology_pairs: {(index, higher index): "NV4", "PIX", "SYS", ...}, and peer_access_pairs:
+    {(index, other index): "OK", "GNS", ...}.
     """
     try:
         nvml.nvmlInit()

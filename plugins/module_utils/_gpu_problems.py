@@ -427,6 +427,31 @@ def _node_problems(result: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
     return problems
 
 
+def _peer_problems(result: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
+    """Cards on PCIe that cannot read each other's memory (case A33): custom all-reduce and NCCL's peer transport then fail or hang."""
+    topology = result["topology"]
+    apart = [
+        f"{one} and {other} ({link or 'unknown link'}, {topology['peer_access'][row][column]})"
+        for row, one in enumerate(topology["indices"])
+        for column, other in enumerate(topology["indices"])
+        for link in [topology["matrix"][row][column]]
+        if row < column
+        and topology["peer_access"]
+        and not link.startswith("NV")
+        and topology["peer_access"][row][column] not in ("OK", "U")
+    ]
+    if not apart:
+        return []
+    return [
+        _problem(
+            "no_peer_access",
+            "info",
+            f"these GPUs cannot read each other's memory: {', '.join(apart)}",
+            "For tensor parallelism across them set NCCL_P2P_DISABLE=1 (environment) and disable_custom_all_reduce (args) of the instance.",
+        )
+    ]
+
+
 def _host_problems(result: t.Mapping[str, t.Any], evidence: Evidence) -> list[dict[str, t.Any]]:
     """What concerns all GPUs together."""
     problems = []
@@ -488,7 +513,7 @@ def _host_problems(result: t.Mapping[str, t.Any], evidence: Evidence) -> list[di
 def find(result: t.Mapping[str, t.Any], readings: t.Sequence[Reading], evidence: Evidence) -> list[dict[str, t.Any]]:
     """Everything that is wrong, the worst first; each {code, severity, gpu, found, action}.
 
-    result: of _gpu_inventory.unite. An empty list for a host without GPU and for one that is well.
+    result: of _gpu_inventory.unite, with its topology. An empty list for a host without GPU and for one that is well.
     """
     library = _library_problems(result, readings)
     flavour = _flavour_problems(result, evidence)
@@ -500,7 +525,7 @@ def find(result: t.Mapping[str, t.Any], readings: t.Sequence[Reading], evidence:
     explained = any(problem["severity"] == "error" and problem["code"] != "no_common_flavour" for problem in problems)
     for gpu in result["gpus"]:
         problems += [problem for problem in _gpu_state(gpu, evidence) if not (explained and problem["code"] == "gpu_not_listed")]
-    problems += _node_problems(result) + _host_problems(result, evidence)
+    problems += _node_problems(result) + _peer_problems(result) + _host_problems(result, evidence)
     return sorted(problems, key=lambda one: _SEVERITIES.index(one["severity"]))
 
 

@@ -132,6 +132,23 @@ def matrix_from_pairs(indices: t.Sequence[int], pairs: t.Mapping[tuple[int, int]
     return _matrix(indices, words)
 
 
+def peer_matrix(indices: t.Sequence[int], pairs: t.Mapping[tuple[int, int], str]) -> list[list[str]]:
+    """Whether the GPU of a row can read the memory of that of a column over the bus; U where it is not known. Empty when nothing is."""
+    if not pairs:
+        return []
+    return [["X" if one == other else pairs.get((one, other), "U") for other in indices] for one in indices]
+
+
+def pairs_of(topology: Topology) -> dict[tuple[int, int], str]:
+    """The cells of a matrix by (index of the row, index of the column), without those on the diagonal and those that are not known."""
+    return {
+        (one, other): word
+        for one, row in zip(topology.indices, topology.matrix)
+        for other, word in zip(topology.indices, row)
+        if one != other and word
+    }
+
+
 # Groups
 
 

@@ -375,10 +375,16 @@ topology:
       description: Rows of words as C(nvidia-smi topo -m) prints them, V(X) for itself. Empty when it is not known.
       type: list
       elements: list
+    peer_access:
+      description: >-
+        Rows of words as C(nvidia-smi topo -p2p r) prints them, V(OK) where the GPU of the row can read the memory of that of the column.
+        Empty when it is not known.
+      type: list
+      elements: list
     source:
       description: Where it comes from.
       type: str
-  sample: {indices: [0, 1], matrix: [[X, NV4], [NV4, X]], source: nvml}
+  sample: {indices: [0, 1], matrix: [[X, NV4], [NV4, X]], peer_access: [[X, OK], [OK, X]], source: nvml}
 gpu_groups:
   description: >-
     The best GPUs for tensor parallelism of 1, 2, 4 and 8, as far as there are so many alike. One model, one NUMA node where possible,
@@ -904,34 +910,48 @@ def add_units(host: Host, gpus: list[dict[str, t.Any]]) -> None:
             process["unit"] = match[1] if match else None
 
 
-def find_topology(
-    result: dict[str, t.Any], readings: list[Reading], smi: Smi | None
-) -> tuple[_gpu_topology.Topology, str | None, Reading | None]:
-    """The links of the GPUs that the driver lists, where they come from, and NUMA nodes where nvidia-smi says them."""
+class Links(t.NamedTuple):
+    """How the GPUs that the driver lists are connected, and what nvidia-smi says of their NUMA nodes."""
+
+    topology: _gpu_topology.Topology
+    peer_access: list[list[str]]
+    source: str | None
+    nodes: Reading | None
+
+
+def find_links(result: dict[str, t.Any], readings: list[Reading], smi: Smi | None) -> Links:
     indices = [gpu["index"] for gpu in result["gpus"] if gpu["index"] is not None and gpu["health"] in ("ok", "degraded")]
     nvml = next((reading for reading in readings if reading.source == "nvml" and reading.status == "ok"), None)
     if len(indices) < 2:
-        return _gpu_topology.Topology(indices, [["X"]] * len(indices), {}, {}, []), None, None
+        return Links(_gpu_topology.Topology(indices, [["X"]] * len(indices), {}, {}, []), [], None, None)
     if nvml is not None and "topology_pairs" in nvml.host:
         matrix = _gpu_topology.matrix_from_pairs(indices, nvml.host["topology_pairs"])
-        return _gpu_topology.Topology(indices, matrix, {}, {}, []), "nvml", None
+        peers = _gpu_topology.peer_matrix(indices, nvml.host["peer_access_pairs"])
+        return Links(_gpu_topology.Topology(indices, matrix, {}, {}, []), peers, "nvml", None)
     if smi is None:
-        return _gpu_topology.Topology(indices, [], {}, {}, []), None, None
+        return Links(_gpu_topology.Topology(indices, [], {}, {}, []), [], None, None)
     topology = _gpu_topology.parse_topo(smi.ask("topo", "-m")[1])
     nodes = Reading("nvidia_smi_topo", gpus=[{"index": index, "numa_node": node} for index, node in topology.numa_nodes.items()])
-    return topology, "nvidia_smi_topo" if topology.matrix else None, nodes
+    pairs = _gpu_topology.pairs_of(_gpu_topology.parse_p2p(smi.ask("topo", "-p2p", "r")[1])) if topology.matrix else {}
+    return Links(topology, _gpu_topology.peer_matrix(topology.indices, pairs), "nvidia_smi_topo" if topology.matrix else None, nodes)
 
 
 def look(host: Host, sources: list[str], smi: Smi | None, venv: str | None, timeout_s: int) -> dict[str, t.Any]:
     readings = gather(host, sources, smi, venv, timeout_s)
     result = _gpu_inventory.unite(readings)
     evidence = look_closer(host, result, readings, timeout_s)
-    topology, topology_source, nodes = find_topology(result, readings, smi)
-    more = [reading for reading in (nodes, fallen_off(result, evidence)) if reading is not None]
+    links = find_links(result, readings, smi)
+    more = [reading for reading in (links.nodes, fallen_off(result, evidence)) if reading is not None]
     if more:
         result = _gpu_inventory.unite([*readings, *more])
     add_units(host, result["gpus"])
-    result["topology"] = {"indices": topology.indices, "matrix": topology.matrix, "source": topology_source}
+    topology = links.topology
+    result["topology"] = {
+        "indices": topology.indices,
+        "matrix": topology.matrix,
+        "peer_access": links.peer_access,
+        "source": links.source,
+    }
     result["gpu_groups"] = _gpu_topology.best_groups(result["gpus"], topology)
     result["problems"] = _gpu_problems.find(result, readings, evidence)
     result["sources_asked"] = [

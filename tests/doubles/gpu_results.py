@@ -30,7 +30,7 @@ def result(gpus: t.Sequence[Result] = (), **known: t.Any) -> Result:
     """A registered result of gpu_info."""
     empty: Result = dict.fromkeys(HOST_FIELDS)
     lists: Result = {name: [] for name in ("device_nodes", "modules_loaded", "nvswitches", "gpu_groups", "group_names", "sources_asked")}
-    topology = {"indices": [], "matrix": [], "source": None}
+    topology = {"indices": [], "matrix": [], "peer_access": [], "source": None}
     found = {**empty, **lists, "device_majors": {}, "reasons": {}, "sources": {}, "topology": topology, "gpus": list(gpus), "problems": []}
     return {**found, **known, "changed": False, "failed": False}
 
@@ -53,7 +53,7 @@ def matrix(name: str) -> list[list[str]]:
 
 def topology(name: str) -> Result:
     links = matrix(name)
-    return {"indices": list(range(len(links))), "matrix": links, "source": "nvidia_smi_topo"}
+    return {"indices": list(range(len(links))), "matrix": links, "peer_access": [], "source": "nvidia_smi_topo"}
 
 
 def mib(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import pathlib
 import sys
@@ -110,7 +111,11 @@ def machine(*changes, gpus=1):
         ok("nvmlSystemGetCudaDriverVersion_v2", value=13000),
         ok("nvmlDeviceGetCount", value=gpus),
     ]
-    return double.NvmlRecording([*system, *(call for index in range(gpus) for call in gpu_calls(index)), *changes])
+    peers = [
+        ok("nvmlDeviceGetP2PStatus", f"gpu{one}", f"gpu{other}", 0, value=2 if one < other else 0)
+        for one, other in itertools.permutations(range(gpus), 2)
+    ]
+    return double.NvmlRecording([*system, *(call for index in range(gpus) for call in gpu_calls(index)), *peers, *changes])
 
 
 def read(*changes, gpus=1):
@@ -125,7 +130,7 @@ def test_every_field_in_the_names_and_units_of_the_result():
     reading = read(fails(50, "nvmlDeviceGetTopologyCommonAncestor", "gpu0", "gpu1"), gpus=2)
     assert (reading.source, reading.status, reading.error, reading.failures) == ("nvml", "ok", "", [])
     versions = {"driver_version": "580.159.04", "driver_userland_version": "580.159.04", "cuda_driver_version": "13.0"}
-    assert reading.host == {**versions, "topology_pairs": {}}
+    assert reading.host == {**versions, "topology_pairs": {}, "peer_access_pairs": {(0, 1): "GNS", (1, 0): "OK"}}
     assert [gpu["index"] for gpu in reading.gpus] == [0, 1]
     assert reading.gpus[1] == {
         "index": 1,
@@ -354,7 +359,7 @@ def test_one_error_never_loses_the_rest(function):
         broken = [{**field("gpu0", call["arguments"][1]), "error": 999} for call in broken]
     reading = core.read(machine(*broken))
     if function == "nvmlDeviceGetHandleByIndex":
-        assert reading.failures == [Failure(0, None, "unknown", "error 999")]
+        assert reading.failures == [Failure(0, None, "lost", "error 999")]
         return
     lost = {name for name, value in reading.gpus[0].items() if value != whole[name]}
     assert lost or function in ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3")

@@ -46,8 +46,11 @@ def module(files=(), other_kernels=()):
     return {"kernel_module": _gpu_system.KernelModule(list(files), [], list(other_kernels)), "kernel_release": RELEASE}
 
 
-def find(*readings, **evidence):
-    result = _gpu_inventory.unite(readings)
+NO_LINKS = {"indices": [], "matrix": [], "peer_access": [], "source": None}
+
+
+def find(*readings, topology=NO_LINKS, **evidence):
+    result = {**_gpu_inventory.unite(readings), "topology": topology}
     return _gpu_problems.find(result, readings, _gpu_problems.Evidence(**evidence))
 
 
@@ -261,6 +264,16 @@ def test_device_nodes(nodes, majors, code):
 def test_unequal_gpus_are_told():
     assert codes(host(device_nodes=[UVM]), gpus({}, {"memory_total_mib": 20480})) == ["unequal_gpus"]
     assert "unequal_gpus" in codes(host(device_nodes=[UVM]), _gpu_smi.parse_csv(sample("smi_query_mixed_5090_pro6000.csv")))
+
+
+@pytest.mark.parametrize(
+    ("link", "word", "code"), [("PHB", "GNS", "no_peer_access"), ("PHB", "OK", None), ("NV4", "GNS", None), ("PHB", "U", None)]
+)
+def test_cards_that_cannot_read_each_others_memory(link, word, code):
+    topology = {"indices": [0, 1], "matrix": [["X", link], [link, "X"]], "peer_access": [["X", word], [word, "X"]], "source": "nvml"}
+    problems = find(host(device_nodes=[UVM]), gpus({}, {}), topology=topology)
+    assert [problem["code"] for problem in problems] == ([code] if code else [])
+    assert all("0 and 1 (PHB, GNS)" in problem["found"] for problem in problems)
 
 
 def test_nvswitches_without_a_ready_fabric():

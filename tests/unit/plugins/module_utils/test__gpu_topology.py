@@ -342,3 +342,11 @@ def test_any_host_gives_groups_of_usable_equal_gpus(gpus, matrix):
         assert len(set(group["indices"])) == group["size"] == len(group["uuids"])
         assert len({(one["name"], one["pci_device_id"], one["memory_total_mib"]) for one in members}) == 1
         assert group["link"] in (None, "NV4", "NV12", "PIX", "PHB", "SYS")
+
+
+def test_peer_access_of_the_gpus_that_are_asked_for():
+    pairs = topology.pairs_of(topology.parse_p2p(sample("topo_p2p_rw_gns.txt")))
+    assert pairs == {(0, 1): "GNS", (1, 0): "GNS"}
+    assert topology.peer_matrix([0, 1], pairs) == [["X", "GNS"], ["GNS", "X"]]
+    assert topology.peer_matrix([0, 2], pairs) == [["X", "U"], ["U", "X"]]
+    assert topology.peer_matrix([0, 1], {}) == []
