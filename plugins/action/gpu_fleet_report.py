@@ -26,6 +26,8 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_fleet_page 
 from ansible_collections.firstlight.sglang.plugins.plugin_utils.report import html, write
 
 NAME = "gpu_inventory"
+RESULT = "gpu_inventory_result"  # what the role gpu_inventory exports of a look that succeeded
+LOOK = "__gpu_inventory_look"  # what it has registered of any look
 NAMED_AT_MOST = 5  # hosts in a message; the report names them all
 
 WRITERS: dict[str, t.Callable[[dict[str, t.Any]], str]] = {
@@ -48,11 +50,16 @@ def file_mode(value: t.Any) -> int:
 
 
 def registered_results(hostvars: t.Any, hosts: t.Iterable[str], variable: str) -> dict[str, t.Any]:
-    """What each host has registered, or None. Read as it is: templating what a thousand hosts have registered would take minutes."""
+    """What each host has registered, or None. Read as it is: templating what a thousand hosts have registered would take minutes.
+
+    A host on which the role gpu_inventory has failed has no RESULT; why is in its LOOK.
+    """
+    names = (RESULT, LOOK) if variable == RESULT else (variable,)
     found = {}
     for host in hosts:
         variables = hostvars.raw_get(host)
-        found[host] = variables.get(variable) if isinstance(variables, t.Mapping) else None
+        values = [variables.get(name) for name in names] if isinstance(variables, t.Mapping) else []
+        found[host] = next((value for value in values if value is not None), None)
     return found
 
 
@@ -86,7 +93,7 @@ class ActionModule(ActionBase):
                 "path": {"type": "path", "default": "reports"},
                 "results": {"type": "dict"},
                 "hosts": {"type": "list", "elements": "str"},
-                "variable": {"type": "str", "default": "gpu_inventory_result"},
+                "variable": {"type": "str", "default": RESULT},
                 "formats": {"type": "list", "elements": "str", "choices": ["csv", "md", "html"], "default": ["csv", "md", "html"]},
                 "mode": {"type": "raw", "default": "0644"},
                 "fail_on": {
@@ -103,9 +110,11 @@ class ActionModule(ActionBase):
             hosts = list(results) if results is not None else task_vars.get("ansible_play_hosts_all", [])
         if not hosts:
             raise AnsibleActionFail("hosts: expected at least one host to report on, found none")
+        left_out = 0
         if results is None:
             results = registered_results(task_vars["hostvars"], hosts, args["variable"])
-        document = fleet({host: outcome(results.get(host)) for host in hosts}, self._now())
+            left_out = len(set(task_vars["groups"]["all"]) - set(hosts)) if task_vars.get("ansible_limit") else 0
+        document = fleet({host: outcome(results.get(host)) for host in hosts}, self._now(), left_out)
 
         directory = Path(args["path"]).expanduser().absolute()
         files = {name: directory / f"{NAME}.{name}" for name in ("json", *args["formats"])}
@@ -120,6 +129,9 @@ class ActionModule(ActionBase):
         except (OSError, UnicodeDecodeError) as error:
             raise AnsibleActionFail(f"path: expected a directory that reports can be written to, found: {error}") from error
 
+        stale = [f"{NAME}.{name}" for name in WRITERS if name not in files and (directory / f"{NAME}.{name}").exists()]
+        if stale:
+            result["warnings"] = [f"formats: {', '.join(stale)} in {directory} are of an earlier report, and are not written anew."]
         result.update(files=[str(path) for path in files.values()], summary=document["summary"])
         if self._task.diff:
             if before is None:

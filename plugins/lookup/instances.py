@@ -135,5 +135,6 @@ class LookupModule(LookupBase):
         if self.get_option("raw"):
             return [{"instances": instances, "problems": problems}]
         if problems:
-            raise AnsibleLookupError("\n".join([f"{len(problems)} mistakes in the instances of this host:", *(f"- {p}" for p in problems)]))
+            number = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
+            raise AnsibleLookupError("\n".join([f"{number} in the instances of this host:", *(f"- {p}" for p in problems)]))
         return instances

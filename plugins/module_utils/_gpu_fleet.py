@@ -64,9 +64,40 @@ def _line(words: t.Any, limit: int = 500) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _reason(message: t.Any) -> str:
-    """What a task says went wrong, without what ansible-core 2.19 puts before it."""
-    return re.sub(r"^(Task failed: )?((Module|Action) failed: )?", "", _line(message))
+# How ansible-core 2.19 tells that a module printed no JSON, and how its connections local and ssh tell that become came to nothing.
+_NO_ANSWER = re.compile(r"Module result deserialization failed|MODULE FAILURE")
+_NO_BECOME = re.compile(
+    r"waiting for become success|become password prompt|privilege escalation prompt|(Missing|Incorrect) \S+ password|a password is required"
+)
+_BECOME_OUTPUT = re.compile(r">>> Standard (?:Output|Error)\n")
+_ASKED_PASSWORD = re.compile(r"password|try again|authentication failure|terminal is required|prompt|become success\.?$", re.IGNORECASE)
+_TELLING = re.compile(r"error|exception|fatal|fault|not found|no such|denied|cannot|killed", re.IGNORECASE)
+
+
+def _telling_line(text: str) -> str:
+    """The first line that says what is wrong, else the first one: without frames of tracebacks and what ssh says of itself. Or nothing."""
+    lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()]
+    lines = [line for line in lines if not re.match(r"Traceback |Shared connection to |Warning: Permanently added ", line)]
+    return next((line for line in lines if _TELLING.search(line)), lines[0] if lines else "")
+
+
+def failure_reason(registered: t.Mapping[str, t.Any]) -> str:
+    """Why a registered result of gpu_info is none, in one line of at most 500 characters.
+
+    Of a Python that is broken that is what it printed (on standard error, or on the terminal that ssh gave it); of a become that came to
+    nothing it is what sudo said, and where its password comes from.
+    """
+    message = re.sub(r"^(Task failed: )?((Module|Action) failed: )?", "", str(registered.get("msg") or "no reason was given"))
+    if _NO_ANSWER.match(message):
+        told = (_telling_line(str(registered.get(name) or "")) for name in ("module_stderr", "module_stdout"))
+        line = next((line for line in told if line), message)
+        return _line(f"the module gave no result: {line}")
+    if _NO_BECOME.search(message):
+        summary, *outputs = _BECOME_OUTPUT.split(message)
+        told_by_sudo = _line(" ".join(outputs) or summary, 400)
+        hint = "; --ask-become-pass asks for a password" if _ASKED_PASSWORD.search(told_by_sudo) else ""
+        return f"become failed: {told_by_sudo}{hint}"
+    return _line(message)
 
 
 def _list_of_mappings(value: t.Any) -> bool:
@@ -81,7 +112,7 @@ def _failure(registered: t.Any) -> HostFailure | None:
     told = registered.get("msg") and "gpus" not in registered  # also a failure that the task let pass
     if registered.get("unreachable") or registered.get("failed") or told:
         status = "unreachable" if registered.get("unreachable") else "failed"
-        return HostFailure(status, _reason(registered.get("msg") or "no reason was given"))
+        return HostFailure(status, failure_reason(registered))
     if registered.get("skipped"):
         return HostFailure("no_result", _line(registered.get("skip_reason") or "gpu_info was skipped"))
     lists = [_list_of_mappings(registered.get(name, [])) for name in ("problems", "gpu_groups")]
@@ -111,9 +142,9 @@ def _sum(values: t.Iterable[t.Any]) -> int | None:
 
 
 def _used(gpus: t.Iterable[t.Mapping[str, t.Any]]) -> dict[str, int | None]:
-    """Memory in use of the GPUs whose size is known, and of how many it is not known: a sum alone would hide them."""
-    sized = [gpu["memory_used_mib"] for gpu in gpus if gpu["memory_total_mib"] is not None]
-    return {"memory_used_mib": _sum(sized), "memory_used_unknown": sum(used is None for used in sized)}
+    """Memory in use, and of how many GPUs it is not known: a sum alone would hide them. Unified memory is the host's and not asked for."""
+    own = [gpu["memory_used_mib"] for gpu in gpus if gpu["memory_kind"] != "unified"]
+    return {"memory_used_mib": _sum(own), "memory_used_unknown": sum(used is None for used in own)}
 
 
 def used_words(totals: t.Mapping[str, t.Any]) -> str:
@@ -154,12 +185,12 @@ def _models(gpus: t.Iterable[t.Mapping[str, t.Any]]) -> list[dict[str, t.Any]]:
     return sorted((_model(name, some) for name, some in by_name.items()), key=lambda model: (-model["gpus"], natural(model["name"])))
 
 
-def fleet(hosts: t.Mapping[str, Outcome], generated_at: str) -> dict[str, t.Any]:
+def fleet(hosts: t.Mapping[str, Outcome], generated_at: str, left_out: int = 0) -> dict[str, t.Any]:
     """The JSON document of a fleet.
 
-    hosts: by name, the result of gpu_info (docs/design.md) or why there is none. generated_at: UTC, ISO 8601. Every key is always
-    there; what is not known is null. Hosts are in natural order of their names, problems are the worst first. Never raises for a result
-    that came through outcome(): a field that it lacks is null.
+    hosts: by name, the result of gpu_info (docs/design.md) or why there is none. generated_at: UTC, ISO 8601. left_out: how many more
+    hosts there are, which --limit has kept out. Every key is always there; what is not known is null. Hosts are in natural order of
+    their names, problems are the worst first. Never raises for a result that came through outcome(): a field that it lacks is null.
     """
     host_records: list[dict[str, t.Any]] = []
     gpus: list[dict[str, t.Any]] = []
@@ -184,6 +215,7 @@ def fleet(hosts: t.Mapping[str, Outcome], generated_at: str) -> dict[str, t.Any]
         "generated_at": generated_at,
         "summary": {
             "hosts": len(host_records),
+            "hosts_left_out": left_out,
             "hosts_answered": len(answered),
             "hosts_unreachable": sum(record["status"] == "unreachable" for record in host_records),
             "hosts_failed": sum(record["status"] == "failed" for record in host_records),
@@ -302,12 +334,20 @@ def model_memory_words(model: t.Mapping[str, t.Any]) -> str:
     return ", ".join(parts)
 
 
+def limit_words(summary: t.Mapping[str, t.Any]) -> str:
+    """That the report is not one of the whole inventory; empty when --limit has left nothing out."""
+    left_out = summary["hosts_left_out"]
+    return f"limited to {summary['hosts']} of {summary['hosts'] + left_out} hosts" if left_out else ""
+
+
 def summary_words(document: t.Mapping[str, t.Any]) -> str:
     """The report in one sentence or two."""
     summary = document["summary"]
     silent = summary["hosts"] - summary["hosts_answered"]
     words = f"{count(summary['hosts'], 'host')}, {count(summary['gpus'], 'GPU')}, {summary['gpus_usable']} usable"
     words += f", {summary['gpus_mig']} split by MIG." if summary["gpus_mig"] else "."
+    if limit_words(summary):
+        words += f" {limit_words(summary).capitalize()}."
     if silent:
         words += f" {count(silent, 'host')} gave no answer."
     found = [count(summary["problems"][severity], severity) for severity in ("error", "warning") if summary["problems"][severity]]
@@ -320,12 +360,14 @@ def clock_words(generated_at: str) -> str:
 
 
 def _escape(value: t.Any) -> str:
-    """Text that Markdown shows as it is (the table itself takes care of the bars)."""
+    """Text that Markdown shows as it is (the table itself takes care of the bars). Escaped is only what would become something else."""
     if value is None:
         return ""
     text = re.sub(r"([\\`*\[\]~])", r"\\\1", " ".join(str(value).split()))
     text = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"&(?=#?[A-Za-z0-9]+;)", "&amp;", text)  # would be an entity
+    text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)  # a tag or a link; without its beginning the end is text
+    return re.sub(r"^>", r"\\>", text)  # a quotation
 
 
 def _table(head: t.Sequence[str], rows: t.Iterable[t.Sequence[t.Any]]) -> str:

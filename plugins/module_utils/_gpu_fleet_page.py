@@ -15,6 +15,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_fleet impor
     clock_words,
     count,
     gpu_labels,
+    limit_words,
     memory_words,
     model_memory_words,
     model_name,
@@ -288,6 +289,7 @@ def _tiles(document: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
     errors, warnings, notes = (summary["problems"][severity] for severity in SEVERITIES)
     hosts = [(f"{silent} without an answer", "bad") if silent else ("all answered", "none")]
     hosts += [(f"{without} without a GPU", "none")] if without else []
+    hosts += [(limit_words(summary), "warning")] if limit_words(summary) else []
     gpus = [(f"{summary['gpus_usable']} usable", "none")]
     gpus += [(f"{count(summary['mig_devices'], 'MIG device')} on {summary['gpus_mig']}", "none")] if summary["mig_devices"] else []
     memory = [(used, "none")] if used else []
@@ -340,7 +342,9 @@ def page(document: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
                     (model["hosts"], count(model["hosts"], "host")),
                 ],
                 "bar": _bar(
-                    None if model["memory_used_unknown"] else model["memory_used_mib"], model["memory_total_mib"], used_words(model)
+                    None if model["memory_used_unknown"] else model["memory_used_mib"],
+                    model["memory_total_mib"],
+                    "" if model["memory_total_mib"] is None else used_words(model),  # a memory that is not known is told once
                 ),
             }
             for model in document["models"]

@@ -47,14 +47,20 @@ options:
     description:
       - The hosts of the report. One without a result is listed as never asked.
       - By default those of O(results), else all hosts of the play, C(ansible_play_hosts_all), which follows C(--limit).
+        A report that C(--limit) has kept hosts out of says so, and replaces the one of all hosts in the same directory.
     type: list
     elements: str
   variable:
-    description: Name of the variable in which each host has registered its result.
+    description:
+      - Name of the variable in which each host has registered its result.
+      - By default what the role C(gpu_inventory) exports. Of a host on which that has failed, or that could not be reached, the role knows
+        why, and so does the report.
     type: str
     default: gpu_inventory_result
   formats:
-    description: What to write beside the JSON, which is always written, because the next run compares with it.
+    description:
+      - What to write beside the JSON, which is always written, because the next run compares with it.
+      - Files of other formats that an earlier report has left in the directory stay as they are; a warning names them.
     type: list
     elements: str
     choices: [csv, md, html]
@@ -76,7 +82,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Write the report of all hosts of the play
+- name: Write the report of all hosts of the play, on which the role gpu_inventory has run with gpu_inventory_required=false
   firstlight.sglang.gpu_fleet_report:
     path: reports
   run_once: true

@@ -1,5 +1,6 @@
 """playbooks/gpu_inventory.yml as it runs, over hosts that answer, fail, and cannot be reached. In place of the role gpu_inventory stands
-one that takes a result from a file and leaves behind what the real one does.
+one that takes a result from a file and leaves behind what the real one does; at the end the real one, with a sudo that wants a password,
+and over the recorded hosts as their README says.
 """
 
 from __future__ import annotations
@@ -134,6 +135,19 @@ def test_limit_limits_the_report(place):
     run = place.run("--limit", "ct129")
     assert run.rc == 0, run.output
     assert [host["host"] for host in place.document()["hosts"]] == ["ct129"]
+    assert "Limited to 1 of 2 hosts." in (place.reports / "gpu_inventory.md").read_text()
+    place.run("--limit", "ct129,gpu7")
+    assert place.document()["summary"]["hosts_left_out"] == 0
+
+
+def test_files_that_an_earlier_report_left_are_named(place):
+    place.host("ct129", gpu_results.two_a6000())
+    assert "earlier report" not in place.run().output
+    (place.reports / "gpu_inventory.html").unlink()
+    run = place.run("-e", "{gpu_fleet_report_formats: [csv]}")
+    assert run.rc == 0, run.output
+    words = " ".join(run.output.split())
+    assert f"formats: gpu_inventory.md in {place.reports} are of an earlier report, and are not written anew." in words
 
 
 def test_a_second_look_that_finds_the_same_is_no_change(place):
@@ -182,3 +196,80 @@ def test_problems_fail_the_run_when_asked_to(place):
     run = place.run("-e", "{gpu_fleet_report_fail_on: [error]}")
     assert run.rc == 2, run.output
     assert "1 error on gpu10." in run.output
+
+
+# --- with the real role ---
+
+FIXTURES = ROOT / "tests/fixtures/gpu"
+SUDO = "#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n"
+
+
+def script(path: pathlib.Path, text: str) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def run_playbook(directory: pathlib.Path, inventory: t.Any, playbook: t.Any, **environment: str) -> Run:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    command = [pathlib.Path(sys.executable).parent / "ansible-playbook", "-i", inventory, playbook]
+    command += ["-e", f"gpu_fleet_report_path={directory}/reports", "-e", f"ansible_python_interpreter={sys.executable}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**clean, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    return Run(done.returncode, done.stdout)
+
+
+def test_when_no_host_lets_sudo_through_there_is_a_report(place):
+    """A become that fails is an error of the connection, which failed_when does not let pass."""
+    script(place.directory / "bin/sudo", SUDO)
+    hosts = {name: {"ansible_connection": "local"} for name in ("gpu1", "gpu2")}
+    (place.directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    path = f"{place.directory}/bin:{os.environ['PATH']}"
+    run = run_playbook(
+        place.directory, place.directory / "hosts.yml", "playbooks/gpu_inventory.yml", PATH=path, ANSIBLE_BECOME_ALLOW_SAME_USER="true"
+    )
+    assert run.rc == 2, run.output
+    reason = "become failed: sudo: a password is required; --ask-become-pass asks for a password"
+    assert place.document()["unanswered"] == [{"host": host, "status": "failed", "reason": reason} for host in hosts]
+    assert "2 of 2 hosts gave no answer: gpu1 (failed: become failed" in " ".join(run.output.split())
+
+
+def test_the_first_example_of_the_module_reports_why_after_the_role(place):
+    hosts = {
+        "gone": REFUSED,
+        "none": {"ansible_connection": "local", "gpu_inventory_root": str(FIXTURES / "hosts/none")},
+        "wrong": {"ansible_connection": "local", "gpu_inventory_nvidia_smi_path": "/no/such/nvidia-smi"},
+    }
+    (place.directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    source = (ROOT / "plugins/modules/gpu_fleet_report.py").read_text().partition('EXAMPLES = r"""')[2].partition('"""')[0]
+    task = yaml.safe_load(source)[0]
+    task["firstlight.sglang.gpu_fleet_report"]["path"] = str(place.reports)
+    role = {"role": "firstlight.sglang.gpu_inventory", "gpu_inventory_required": False}
+    play = {"hosts": "all", "gather_facts": False, "roles": [role], "tasks": [task]}
+    (place.directory / "play.yml").write_text(yaml.safe_dump([play]))
+    run = run_playbook(place.directory, place.directory / "hosts.yml", place.directory / "play.yml")
+    assert run.rc == 2, run.output
+    assert {host["host"]: host["status"] for host in place.document()["hosts"]} == {
+        "gone": "unreachable",
+        "none": "answered",
+        "wrong": "failed",
+    }
+
+
+def test_the_recorded_hosts_are_replayed_as_their_readme_says(place):
+    blocks = (FIXTURES / "README.md").read_text().replace("/tmp/gpu-hosts", str(place.directory / "gpu-hosts")).split("```")  # noqa: S108
+    shell, inventory = (next(block[len(kind) :] for block in blocks if block.startswith(kind)) for kind in ("sh\n", "yaml\n"))
+    subprocess.run(["sh", "-euc", shell], cwd=ROOT, check=True)
+    (place.directory / "gpu-hosts/hosts.yml").write_text(inventory)
+    run = run_playbook(place.directory, place.directory / "gpu-hosts/hosts.yml", "playbooks/gpu_inventory.yml")
+    assert run.rc == 0, run.output
+    assert {host["host"] for host in place.document()["hosts"]} == {path.name for path in (FIXTURES / "hosts").iterdir()}
+    without = [path.name for path in sorted((FIXTURES / "hosts").iterdir()) if not (path / "nvidia-smi.json").exists()]
+    asked = {
+        host["host"]: [one["status"] for one in host["sources_asked"] if one["source"] == "nvidia_smi_xml"]
+        for host in place.document()["hosts"]
+    }
+    assert [host for host, status in sorted(asked.items()) if "missing" in status] == without
+    assert place.document()["summary"]["gpus"] == 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -36,12 +37,20 @@ def write(path, data):
     path.write_text(yaml.safe_dump(data))
 
 
-def smi(directory, name, answer):
-    """A program that answers -q -x as nvidia-smi did."""
+SUDO = "echo 'sudo: a password is required' >&2; exit 1"
+BROKEN = "echo 'Fatal Python error: init_fs_encoding: failed to get the Python codec' >&2; exit 1"
+
+
+def script(directory, name, line):
     path = directory / name
-    path.write_text(f"#!/bin/sh\ntest \"$*\" = '-q -x' && exec cat {FIXTURES / answer}\nexit 2\n")
+    path.write_text(f"#!/bin/sh\n{line}\n")
     path.chmod(0o755)
     return str(path)
+
+
+def smi(directory, name, answer):
+    """A program that answers -q -x as nvidia-smi did."""
+    return script(directory, name, f"test \"$*\" = '-q -x' && exec cat {FIXTURES / answer}\nexit 2")
 
 
 def prepare(directory):
@@ -56,6 +65,8 @@ def prepare(directory):
         if answer:
             hosts[name]["gpu_inventory_nvidia_smi_path"] = smi(directory, f"{name}.sh", answer)
     hosts["gone"] = {"ansible_host": "127.0.0.1", "ansible_port": 9}
+    hosts["sudo"] = {**here, "ansible_become": True, "ansible_become_exe": script(directory, "sudo", SUDO)}
+    hosts["python"] = {**here, "ansible_python_interpreter": script(directory, "python", BROKEN)}
     hosts["wrong"] = {**here, "gpu_inventory_nvidia_smi_path": "/no/such/nvidia-smi"}
     write(directory / "hosts.yml", {"sglang": {"children": {"model": {"hosts": hosts}}}})
     for group, variables in VARIABLES.items():
@@ -68,6 +79,7 @@ def prepare(directory):
             "check_mode": False,
             "changed_when": False,
             "vars": here,
+            "become": False,
         }
         role = {"role": "firstlight.sglang.gpu_inventory", "gpu_inventory_required": False}
         plays.append({"hosts": "all", "gather_facts": False, "roles": [role], "tasks": [say]})
@@ -76,7 +88,8 @@ def prepare(directory):
 
 def run(directory, *options):
     command = [pathlib.Path(sys.executable).parent / "ansible-playbook", "-i", directory / "hosts.yml", *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "ANSIBLE_BECOME_ALLOW_SAME_USER": "true"}  # or root would not need sudo
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +128,9 @@ def test_hosts_that_cannot_be_looked_at_go_on_and_say_why(said):
         assert play["gone"]["unreachable"] is True
         assert "127.0.0.1 port 9" in play["gone"]["failure"]
         assert "expected an executable nvidia-smi, found no such file: /no/such/nvidia-smi" in play["wrong"]["failure"]
+        failed = "expected to look at the GPUs, found: become failed: sudo: a password is required; --ask-become-pass asks for a password"
+        assert play["sudo"]["failure"] == failed
+        assert "found: the module gave no result: Fatal Python error: init_fs_encoding" in play["python"]["failure"]
 
 
 def test_each_host_is_looked_at_once_and_nothing_changes(said):
@@ -124,7 +140,19 @@ def test_each_host_is_looked_at_once_and_nothing_changes(said):
 
 def test_a_look_that_is_required_fails_with_one_message(said, tmp_path):
     prepare(tmp_path)
-    write(tmp_path / "required.yml", [{"hosts": "wrong", "gather_facts": False, "roles": [{"role": "firstlight.sglang.gpu_inventory"}]}])
+    write(
+        tmp_path / "required.yml", [{"hosts": "wrong,sudo", "gather_facts": False, "roles": [{"role": "firstlight.sglang.gpu_inventory"}]}]
+    )
     done = run(tmp_path, tmp_path / "required.yml")
     assert done.returncode == 2
     assert "wrong: expected to look at the GPUs, found: nvidia_smi_path: expected an executable" in done.stdout + done.stderr
+    assert "sudo: expected to look at the GPUs, found: become failed: sudo: a password is required" in done.stdout + done.stderr
+
+
+def test_one_mistake_in_the_instances_is_one_mistake(tmp_path):
+    prepare(tmp_path)
+    write(tmp_path / "group_vars/model/vars.yml", {"sglang_instance_model": {"model": {"name": "o/n", "path": "/srv/n"}}})
+    task = {"ansible.builtin.debug": {"msg": f"{{{{ {INSTANCES} }}}}"}}
+    write(tmp_path / "mistake.yml", [{"hosts": "none", "gather_facts": False, "tasks": [task]}])
+    done = run(tmp_path, tmp_path / "mistake.yml")
+    assert "1 mistake in the instances of this host:" in done.stdout + done.stderr

@@ -67,6 +67,68 @@ def test_what_is_no_result_has_a_reason(registered, status, reason):
     assert document_of({"h": registered})["unanswered"] == [{"host": "h", "status": status, "reason": failure.reason}]
 
 
+LOCAL = "Task failed: Premature end of stream waiting for become success"
+NO_JSON = "Module result deserialization failed: No start of json char found"
+# Python 3.11 with a PYTHONHOME that does not exist, shortened.
+NO_HOME = """Python path configuration:
+  PYTHONHOME = '/nonexistent'
+  sys.path = [
+    '/nonexistent/lib/python311.zip',
+  ]
+Fatal Python error: init_fs_encoding: failed to get the Python codec of the filesystem encoding
+Python runtime state: core initialized
+ModuleNotFoundError: No module named 'encodings'
+"""
+TRACEBACK = """Traceback (most recent call last):
+  File "/usr/lib/error.py", line 1, in <module>
+ModuleNotFoundError: No module named 'zlib'
+"""
+
+
+@pytest.mark.parametrize(
+    ("msg", "reason"),
+    [
+        (
+            f"{LOCAL}.\n>>> Standard Error\nsudo: a password is required",
+            "sudo: a password is required; --ask-become-pass asks for a password",
+        ),
+        (
+            f"{LOCAL} or become password prompt.\n>>> Standard Error\nSorry, try again.",
+            "Sorry, try again.; --ask-become-pass asks for a password",
+        ),
+        (f"{LOCAL}.", "Premature end of stream waiting for become success.; --ask-become-pass asks for a password"),
+        ("Task failed: Missing sudo password", "Missing sudo password; --ask-become-pass asks for a password"),
+        ("Task failed: Incorrect sudo password", "Incorrect sudo password; --ask-become-pass asks for a password"),
+        (f"{LOCAL}.\n>>> Standard Error\nsudo: user x is not in the sudoers file.", "sudo: user x is not in the sudoers file."),
+        (f"{LOCAL}.\n>>> Standard Error\n/bin/sh: 1: sudo: not found", "/bin/sh: 1: sudo: not found"),
+    ],
+)
+def test_a_become_that_fails_says_what_sudo_said_and_what_to_do(msg, reason):
+    assert module.failure_reason({"failed": True, "msg": msg}) == f"become failed: {reason}"
+
+
+def test_a_login_that_is_refused_is_no_matter_of_become():
+    refused = "Failed to connect to the host via ssh: ops@gpu7: Permission denied (publickey,password)."
+    assert module.failure_reason({"unreachable": True, "msg": f"Task failed: {refused}"}) == refused
+
+
+@pytest.mark.parametrize(
+    ("stderr", "stdout", "line"),
+    [
+        (NO_HOME, "", "Fatal Python error: init_fs_encoding: failed to get the Python codec of the filesystem encoding"),
+        (TRACEBACK, "", "ModuleNotFoundError: No module named 'zlib'"),
+        ("Segmentation fault\n", "", "Segmentation fault"),
+        ("Shared connection to gpu7 closed.\r\n", TRACEBACK.replace("\n", "\r\n"), "ModuleNotFoundError: No module named 'zlib'"),
+        ("", "hello\n", "hello"),
+        ("", "", NO_JSON),
+    ],
+)
+def test_a_python_that_is_broken_is_told_by_what_it_printed(stderr, stdout, line):
+    look = {"failed": False, "msg": NO_JSON, "module_stderr": stderr, "module_stdout": stdout}
+    assert module.failure_reason(look) == f"the module gave no result: {line}"
+    assert module.outcome(look) == HostFailure("failed", f"the module gave no result: {line}")
+
+
 def test_a_long_reason_is_cut():
     assert len(module.outcome({"failed": True, "msg": "x" * 10_000}).reason) == 500
 
@@ -104,7 +166,21 @@ def test_totals(document):
     # GB10's is the host's and none of the sum; what nobody could read is not in it either
     assert summary["memory_total_mib"] == 2 * 49140 + 8 * 81559 + 143771 + 3 * 97887
     assert summary["memory_unified_mib"] == 127600748 // 1024
-    assert module.used_words(summary) == "331.6 GiB in use, use of 3 not known", "of ws4 no source says it"
+    assert module.used_words(summary) == "331.6 GiB in use, use of 5 not known", "all of ws4 and jupyter; spark1's memory is the host's"
+
+
+def test_of_every_gpu_with_a_memory_of_its_own_the_use_is_known_or_counted():
+    kinds = {"framebuffer": 4096, "unified": None, None: None}
+    gpus = [gpu_results.gpu(memory_kind=kind, memory_total_mib=size) for kind, size in kinds.items()]
+    assert document_of({"h": gpu_results.result(gpus)})["summary"]["memory_used_unknown"] == 2
+
+
+def test_a_report_that_is_limited_says_so():
+    results = {"h": module.outcome(gpu_results.result())}
+    limited = module.fleet(results, TIME, 11)
+    assert limited["summary"]["hosts_left_out"] == 11
+    assert "1 host, 0 GPUs, 0 usable. Limited to 1 of 12 hosts." in module.markdown_text(limited)
+    assert "imited" not in module.markdown_text(module.fleet(results, TIME))
 
 
 def test_models(document):
@@ -242,7 +318,16 @@ def test_markdown_cells_are_text():
     lines = module.markdown_text(document).splitlines()
     row = next(line for line in lines if line.startswith("| h "))
     assert row.count(" | ") == 8
-    assert r"a\|b ## c &lt;img src=x&gt; \[l\](http://x) \`d\` \*e\* \_f\_ g_h &amp;lt;" in row
+    assert r"a\|b ## c &lt;img src=x> \[l\](http://x) \`d\` \*e\* \_f\_ g_h &amp;lt;" in row
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [(">>> a", r"\>>> a"), ("a >>> b", "a >>> b"), ("1 < 2 & 3", "1 < 2 & 3"), ("<http://x>", "&lt;http://x>"), ("&#62;", "&amp;#62;")],
+)
+def test_markdown_escapes_only_what_would_become_something_else(reason, shown):
+    document = document_of({"h": {"failed": True, "msg": reason}})
+    assert f"| h    | failed | {shown} |" in module.markdown_text(document)
 
 
 # --- what changed ---

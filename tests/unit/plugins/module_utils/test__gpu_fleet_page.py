@@ -153,6 +153,17 @@ def test_a_page_asks_for_nothing():
     assert not re.search(r"url\(|@import|@font-face|https?://", text)
 
 
+def test_a_page_that_is_limited_says_so():
+    document = fleet.fleet({"h": fleet.outcome(gpu_results.result())}, TIME, 11)
+    assert ("limited to 1 of 12 hosts", "warning") in module.page(document)["tiles"][0]["notes"]
+    assert "Limited to 1 of 12 hosts." in report.html("gpu_fleet.html.j2", page=module.page(document))
+
+
+def test_a_model_whose_memory_is_not_known_says_so_once(page):
+    lost = next(model for model in page["models"] if model["name"] == "PCI 10de:2bb4")
+    assert (lost["memory"], lost["bar"]["words"]) == ("not known", "")
+
+
 def test_an_empty_fleet_is_a_page():
     text = html_of({"gpu9": None})
     assert "None found on the hosts that answered." in text
