@@ -119,14 +119,14 @@ class ActionModule(ActionBase):
         directory = Path(args["path"]).expanduser().absolute()
         files = {name: directory / f"{NAME}.{name}" for name in ("json", *args["formats"])}
         try:
-            before = read_document(files["json"].read_text(encoding="utf-8")) if files["json"].exists() else None
+            before = read_document(files["json"].read_text(encoding="utf-8", errors="replace")) if files["json"].exists() else None
             lines = difference(before, document)
             missing = [str(path) for path in files.values() if not path.exists()]
             result["changed"] = bool(missing or before is None or any(lines))
             if not self._task.check_mode:
                 for name, path in files.items():
                     write(path, WRITERS[name](document), mode)
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise AnsibleActionFail(f"path: expected a directory that reports can be written to, found: {error}") from error
 
         stale = [f"{NAME}.{name}" for name in WRITERS if name not in files and (directory / f"{NAME}.{name}").exists()]

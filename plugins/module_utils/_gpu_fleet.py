@@ -104,6 +104,23 @@ def _list_of_mappings(value: t.Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, t.Mapping) for item in value)
 
 
+_LISTS = ("mig_devices", "processes")
+_NUMBER = re.compile(r"_(mib|w|c|mhz|percent)$|^(index|minor_number|numa_node|pcie_\w+)$|^(ecc_errors|remapped_rows)_\w*correct\w+$")
+
+
+def _fits(field: str, value: t.Any) -> bool:
+    """Whether a value of a GPU is of the kind that gpu_info gives: the results come from other machines."""
+    if value is None:
+        return True
+    if field in _LISTS:
+        return _list_of_mappings(value)
+    if field in ("generation", "reasons"):
+        return isinstance(value, t.Mapping)
+    if _NUMBER.search(field):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (str, bool))
+
+
 def _failure(registered: t.Any) -> HostFailure | None:
     if registered is None:
         return HostFailure("no_result", "no result of gpu_info: the play ended before it came to this host, or never ran on it")
@@ -117,7 +134,8 @@ def _failure(registered: t.Any) -> HostFailure | None:
         return HostFailure("no_result", _line(registered.get("skip_reason") or "gpu_info was skipped"))
     lists = [_list_of_mappings(registered.get(name, [])) for name in ("problems", "gpu_groups")]
     if _list_of_mappings(registered.get("gpus")) and all(lists) and isinstance(registered.get("topology") or {}, t.Mapping):
-        return None
+        odd = [field for gpu in registered["gpus"] for field in GPU_FIELDS if not _fits(field, gpu.get(field))]
+        return HostFailure("failed", f"expected a result of gpu_info, found one with an odd {odd[0]}") if odd else None
     return HostFailure("failed", f"expected the registered result of gpu_info, found one with {_line(sorted(registered), 200)}")
 
 
@@ -128,7 +146,7 @@ def outcome(registered: t.Any) -> Outcome:
 
 def natural(name: str) -> list[tuple[int, int, str]]:
     """A key that sorts gpu2 before gpu10."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part.lower()) for part in re.findall(r"[0-9]+|[^0-9]+", name)]
+    return [(0, int(part), "") if part[0] in "0123456789" else (1, 0, part.lower()) for part in re.findall(r"[0-9]+|[^0-9]+", name)]
 
 
 def _rank(severity: str) -> int:
@@ -185,6 +203,16 @@ def _models(gpus: t.Iterable[t.Mapping[str, t.Any]]) -> list[dict[str, t.Any]]:
     return sorted((_model(name, some) for name, some in by_name.items()), key=lambda model: (-model["gpus"], natural(model["name"])))
 
 
+def _once(gpus: t.Iterable[dict[str, t.Any]]) -> list[dict[str, t.Any]]:
+    """Each card once: a hypervisor and its guest, or a host under two names, list the same ones."""
+    hosts: dict[tuple[str, str], str] = {}
+    return [
+        gpu
+        for gpu in gpus
+        if None in (gpu["uuid"], gpu["pci_bus_id"]) or hosts.setdefault((gpu["uuid"], gpu["pci_bus_id"]), gpu["host"]) == gpu["host"]
+    ]
+
+
 def fleet(hosts: t.Mapping[str, Outcome], generated_at: str, left_out: int = 0) -> dict[str, t.Any]:
     """The JSON document of a fleet.
 
@@ -210,6 +238,7 @@ def fleet(hosts: t.Mapping[str, Outcome], generated_at: str, left_out: int = 0) 
     problems.sort(key=lambda problem: _rank(problem["severity"]))
     answered = [record for record in host_records if record["status"] == "answered"]
     unified = {gpu["host"] for gpu in gpus if gpu["memory_kind"] == "unified"}
+    cards = _once(gpus)
     return {
         "schema_version": SCHEMA_VERSION,
         "generated_at": generated_at,
@@ -222,12 +251,13 @@ def fleet(hosts: t.Mapping[str, Outcome], generated_at: str, left_out: int = 0) 
             "hosts_no_result": sum(record["status"] == "no_result" for record in host_records),
             "hosts_without_gpus": sum(record["gpu_count"] == 0 for record in answered),
             "hosts_with_problems": len({problem["host"] for problem in problems}),
-            "gpus": len(gpus),
-            "gpus_usable": sum(gpu["usable"] is True for gpu in gpus),
-            "gpus_mig": sum(gpu["mig_enabled"] is True for gpu in gpus),
-            "mig_devices": sum(len(gpu["mig_devices"] or ()) for gpu in gpus),
-            "memory_total_mib": _sum(gpu["memory_total_mib"] for gpu in gpus),
-            **_used(gpus),
+            "gpus": len(cards),
+            "gpus_listed_again": len(gpus) - len(cards),
+            "gpus_usable": sum(gpu["usable"] is True for gpu in cards),
+            "gpus_mig": sum(gpu["mig_enabled"] is True for gpu in cards),
+            "mig_devices": sum(len(gpu["mig_devices"] or ()) for gpu in cards),
+            "memory_total_mib": _sum(gpu["memory_total_mib"] for gpu in cards),
+            **_used(cards),
             "memory_unified_mib": _sum(record["memory_total_mib"] for record in answered if record["host"] in unified),
             "problems": {severity: sum(problem["severity"] == severity for problem in problems) for severity in SEVERITIES},
         },
@@ -235,7 +265,7 @@ def fleet(hosts: t.Mapping[str, Outcome], generated_at: str, left_out: int = 0) 
         "unanswered": [
             {key: record[key] for key in ("host", "status", "reason")} for record in host_records if record["status"] != "answered"
         ],
-        "models": _models(gpus),
+        "models": _models(cards),
         "hosts": host_records,
         "gpus": gpus,
     }
@@ -348,6 +378,8 @@ def summary_words(document: t.Mapping[str, t.Any]) -> str:
     words += f", {summary['gpus_mig']} split by MIG." if summary["gpus_mig"] else "."
     if limit_words(summary):
         words += f" {limit_words(summary).capitalize()}."
+    if summary["gpus_listed_again"]:
+        words += f" {count(summary['gpus_listed_again'], 'GPU')} listed by a second host, counted once."
     if silent:
         words += f" {count(silent, 'host')} gave no answer."
     found = [count(summary["problems"][severity], severity) for severity in ("error", "warning") if summary["problems"][severity]]
@@ -460,11 +492,13 @@ def read_document(text: str) -> dict[str, t.Any] | None:
     """The document that an earlier run has written, or None when the text is something else."""
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
         return None
-    return document if all(_list_of_mappings(document.get(key)) for key in ("hosts", "gpus", "problems")) else None
+    if not all(_list_of_mappings(document.get(key)) for key in ("hosts", "gpus", "problems")):
+        return None
+    return document if all(_fits(field, gpu.get(field)) for gpu in document["gpus"] for field in GPU_FIELDS) else None
 
 
 def difference(before: t.Mapping[str, t.Any] | None, after: t.Mapping[str, t.Any]) -> tuple[str, str]:

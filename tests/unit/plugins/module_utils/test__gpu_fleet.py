@@ -397,3 +397,28 @@ def test_gpus_without_any_identifier_are_kept_apart():
 )
 def test_sizes(mib, words):
     assert module.size(mib) == words
+
+
+def test_a_card_that_two_hosts_list_is_counted_once():
+    card = gpu_results.gpu(index=0, uuid="GPU-1", pci_bus_id="00000000:01:00.0", name="NVIDIA L4", memory_total_mib=23034, usable=True)
+    other = {**card, "pci_bus_id": "00000000:02:00.0", "uuid": "GPU-2"}
+    document = document_of({"hypervisor": gpu_results.result([card, other]), "guest": gpu_results.result([card])})
+    summary = document["summary"]
+    assert (summary["gpus"], summary["gpus_listed_again"], summary["memory_total_mib"]) == (2, 1, 46068)
+    assert (document["models"][0]["gpus"], len(document["gpus"])) == (2, 3)
+    assert "1 GPU listed by a second host, counted once." in module.summary_words(document)
+
+
+@pytest.mark.parametrize(
+    "change", [{"health": []}, {"temperature_c": "hot"}, {"processes": [1]}, {"mig_devices": {}}, {"reasons": 3}, {"usable": {}}]
+)
+def test_a_host_with_an_odd_result_is_listed_as_failed_and_the_others_stay(change):
+    odd = gpu_results.result([{**gpu_results.gpu(index=0), **change}])
+    document = document_of({"odd": odd, "x\u00b2": gpu_results.result([])})
+    assert [(one["host"], one["status"]) for one in document["unanswered"]] == [("odd", "failed")]
+    assert next(iter(change)) in document["unanswered"][0]["reason"]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", '{"schema_version": 1, "hosts": [], "problems": [], "gpus": [{"mig_devices": [1]}]}'])
+def test_an_earlier_report_that_cannot_be_read_counts_as_none(text):
+    assert module.read_document(text) is None

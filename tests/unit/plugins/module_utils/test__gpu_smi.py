@@ -604,3 +604,24 @@ def test_damaged_csv_never_raises_and_gives_no_number_that_is_not_there(text, rc
 def test_damaged_text_never_raises_and_gives_no_number_that_is_not_there(text):
     assert_nothing_invented(smi.parse_text(text), text)
     assert smi.parse_versions(text).keys() <= {"driver_version", "cuda_driver_version", "driver_userland_version"}
+
+
+def test_memory_need_not_add_up():
+    # Cases A38: each part is rounded up by itself.
+    (gpu,) = smi.parse_xml(sample("smi_h200_qx.xml")).gpus
+    assert gpu["memory_used_mib"] + gpu["memory_free_mib"] + gpu["memory_reserved_mib"] == gpu["memory_total_mib"] + 1
+
+
+@pytest.mark.parametrize(("output", "expected"), [("12\n640\n", [12, 640]), ("[N/A]\n", [NOT_SUPPORTED]), ("\n", [])])
+def test_memory_in_use_of_several_gpus_or_none(output, expected):
+    # Case A42: one line a GPU, which may hold no number.
+    gpus = smi.parse_csv(output, fields=["memory.used"]).gpus
+    cells = [gpu.get("memory_used_mib") for gpu in gpus]
+    assert [cell.reason if isinstance(cell, Nothing) else cell for cell in cells] == expected
+
+
+def test_a_jetson_has_a_gpu_about_which_little_is_said():
+    # Case A03: the table of a Jetson Orin as CSV.
+    (gpu,) = smi.parse_csv("index, name, pci.bus_id, memory.total [MiB], pstate\n0, Orin (nvgpu), [N/A], [N/A], [N/A]\n").gpus
+    assert (gpu["index"], gpu["name"]) == (0, "Orin (nvgpu)")
+    assert {absent(gpu[field]) for field in ("pci_bus_id", "memory_total_mib", "performance_state")} == {NOT_SUPPORTED}
