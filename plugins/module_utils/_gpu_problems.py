@@ -312,7 +312,9 @@ def _gpu_state(gpu: t.Mapping[str, t.Any], evidence: Evidence) -> list[dict[str,
     """What is wrong with one GPU itself."""
     problems = _memory_state(gpu)
     label = _label(gpu)
-    told = next((finding.text for finding in evidence.kernel_findings if finding.pci_bus_id == gpu["pci_bus_id"] is not None), "")
+    told = next(
+        (finding.text for finding in evidence.kernel_findings if finding.pci_bus_id and finding.pci_bus_id == gpu["pci_bus_id"]), ""
+    )
     hint = f" ({told})" if told else ""
 
     def add(code: str, severity: str, found: str, action: str) -> None:
