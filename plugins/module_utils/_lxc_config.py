@@ -232,7 +232,7 @@ def choose_style(style: str, *, pct_help: str | None, release: str | None) -> tu
     return style, ""
 
 
-def _find_gpu(wanted: str, gpus: t.Sequence[t.Mapping[str, t.Any]]) -> t.Mapping[str, t.Any] | None:
+def find_gpu(wanted: str, gpus: t.Sequence[t.Mapping[str, t.Any]]) -> t.Mapping[str, t.Any] | None:
     """By index, UUID or PCI address."""
     if re.fullmatch(r"\d{1,3}", wanted, re.ASCII):
         return next((gpu for gpu in gpus if gpu.get("index") == int(wanted)), None)
@@ -325,7 +325,7 @@ def choose_nodes(
     warnings: list[str] = []
     chosen: dict[int, t.Mapping[str, t.Any]] = {}
     for wanted in dict.fromkeys(text.strip() for text in gpus):
-        gpu = _find_gpu(wanted, listed)
+        gpu = find_gpu(wanted, listed)
         if gpu is None:
             has = ", ".join(f"{other.get('index')} ({other.get('pci_bus_id')})" for other in listed) or "none"
             hint = " For a MIG device name its GPU, and give mig_caps." if wanted.upper().startswith("MIG-") else ""
