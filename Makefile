@@ -11,7 +11,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 PLAYBOOK = ansible-playbook -i '$(INVENTORY)' $(if $(LIMIT),--limit '$(LIMIT)') $(ANSIBLE_ARGS)
 needs-inventory = $(if $(INVENTORY),,$(error say which hosts: make $@ INVENTORY=inventory/<yours>.yml [LIMIT=<host>]))
 
-.PHONY: help setup demo demo-destroy deploy verify gpu-inventory test test-full lint bench clean
+.PHONY: help setup demo demo-destroy deploy proxmox verify gpu-inventory test test-full lint bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,9 @@ demo-destroy: ## remove the demo's container and everything that belongs to it
 
 deploy: setup ## run site.yml: make deploy INVENTORY=... [LIMIT=...]
 	$(needs-inventory)$(PLAYBOOK) playbooks/site.yml
+
+proxmox: setup ## run proxmox.yml (a hypervisor, then its guests): make proxmox INVENTORY=... [LIMIT=...]
+	$(needs-inventory)$(PLAYBOOK) playbooks/proxmox.yml
 
 verify: setup ## run verify.yml: make verify INVENTORY=... [LIMIT=...]
 	$(needs-inventory)$(PLAYBOOK) playbooks/verify.yml

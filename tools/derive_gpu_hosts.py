@@ -334,6 +334,7 @@ class Host(t.NamedTuple):
     metal: bool = True  # a machine of its own with EFI and an IOMMU
     facts: t.Mapping[str, t.Any] = types.MappingProxyType({})  # what is not a file on the host
     log: str = ""  # of the kernel
+    number: int = 0  # in the placeholders of its GPUs; 0: its own. A guest and its hypervisor have one
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -932,6 +933,24 @@ RECORDED = (
         },
         metal=False,
     ),
+    # Its first two GPUs are those of 2x_a6000.
+    Host(
+        "4x_a6000_hypervisor",
+        "proc_devices_511_236.txt; a Proxmox hypervisor, of which 2x_a6000 is a container",
+        "the card, addresses, minors, NUMA node and CPUs, device nodes, links between GPUs",
+        tuple(Gpu(A6000, f"0000:{bus}:00.0", minor, 0, "0-31") for minor, bus in enumerate(("01", "41", "81", "c1"))),
+        tuple(Pci(f"0000:{bus}:00.1", "10de:1aef", "10de:1459", "0x040300", "snd_hda_intel") for bus in ("01", "41", "81", "c1")),
+        sample("proc_driver_version_h200.txt"),
+        sample("proc_devices_511_236.txt"),
+        nodes((0, 1, 2, 3), 511, {236: (1, 2)}),
+        NVIDIA_MODULES,
+        "\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
+        "GPU0\t X \tNV4\tNODE\tNODE\t0-31\t0\t\tN/A\n"
+        "GPU1\tNV4\t X \tNODE\tNODE\t0-31\t0\t\tN/A\n"
+        "GPU2\tNODE\tNODE\t X \tNV4\t0-31\t0\t\tN/A\n"
+        "GPU3\tNODE\tNODE\tNV4\t X \t0-31\t0\t\tN/A\n",
+        number=1,
+    ),
 )
 
 
@@ -966,7 +985,7 @@ def main() -> None:
             shutil.rmtree(target / host.name)
         (target / host.name).mkdir(parents=True)
         (target / host.name / "README.md").write_text(readme(host), encoding="utf-8")
-        write_host(target / host.name, number, host)
+        write_host(target / host.name, host.number or number, host)
 
 
 if __name__ == "__main__":

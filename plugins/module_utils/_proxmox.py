@@ -79,17 +79,17 @@ def _found(guest: t.Mapping[str, t.Any], inventory: Inventory) -> list[Gpu]:
 def list_problems(guests: t.Sequence[t.Mapping[str, t.Any]], looks: t.Sequence[t.Mapping[str, t.Any]], inventory: Inventory) -> list[str]:
     """What is wrong with the guests of a hypervisor, each alone and together.
 
-    guests: proxmox_gpu_guests. looks: results of lxc_gpu_config for each of them, those that failed among them.
+    guests: proxmox_gpu_guests. looks: results of lxc_gpu_config in the same order, those that failed among them.
     """
     problems = []
     identities = [guest["id"] for guest in guests]
     for identity in dict.fromkeys(identities):
         if identities.count(identity) > 1:
             problems.append(f"proxmox_gpu_guests: expected container {identity} once, found it {identities.count(identity)} times.")
-    for look in looks:
-        if look.get("failed"):
+    for guest, look in zip(guests, looks):
+        if "nodes" not in look:
             lines = str(look.get("msg") or "no reason given").splitlines()
-            problems += [f"container {look['item']['id']}: {line}" for line in lines]
+            problems += [f"container {guest['id']}: {line}" for line in lines]
     owners: dict[str, list[t.Mapping[str, t.Any]]] = {}
     for guest in guests:
         for gpu in _found(guest, inventory):
@@ -133,6 +133,13 @@ def _same(one: Gpu, other: Gpu) -> bool:
     return one.get("pci_bus_id") is not None and one.get("pci_bus_id") == other.get("pci_bus_id")
 
 
+def _fits(loaded: str, installed: str | None, seen: t.Sequence[Gpu]) -> bool:
+    """Whether a guest's userland is that of the loaded module. NVML tells its version without the last part, and refuses another module."""
+    if installed is None:
+        return any(gpu.get("index") is not None for gpu in seen)
+    return installed == loaded or loaded.startswith(f"{installed}.")
+
+
 def _node_problem(path: str, node: t.Mapping[str, t.Any] | None) -> str:
     """Why a node that the guest was given is of no use in it; empty when it is (case C17)."""
     cure = f"On the hypervisor: {_lxc_config.MAKE_UVM}; then restart the container." if "uvm" in path else "Restart the container."
@@ -155,8 +162,8 @@ def guest_problems(
     """
     if hypervisor is None or guests is None:
         return [
-            "expected the hypervisor to be set up in this run, found nothing of it. Correct proxmox_guest_hypervisor or what stopped it there, "
-            "and name both in --limit."
+            "expected the hypervisor to be set up in this run, found nothing of it. Correct proxmox_guest_hypervisor, or what stopped it "
+            "there, and name both in --limit."
         ]
     mine = next((one for one in guests if one["id"] == identity), None)
     if mine is None:
@@ -167,9 +174,11 @@ def guest_problems(
         ]
     problems = []
     loaded, installed = hypervisor.get("driver_version"), guest.get("driver_userland_version")
+    seen = list(guest.get("gpus") or [])
+    fits = _fits(str(loaded), installed, seen)
     if not loaded:
         problems.append("expected NVIDIA's driver loaded on the hypervisor, found none. Install it there, and load it.")
-    elif installed != loaded:
+    elif not fits:
         problems.append(
             f"expected the driver's userland {loaded} in the guest, as the hypervisor's module, found {installed or 'none'}. "
             f"Install exactly {loaded} in the guest, or change the hypervisor's driver."
@@ -177,10 +186,9 @@ def guest_problems(
     nodes = {node["path"]: node for node in guest.get("device_nodes") or []}
     problems += filter(None, (_node_problem(path, nodes.get(path)) for path in mine["nodes"]))
     # Without the right userland nothing lists a GPU by what it is.
-    if loaded and installed == loaded:
-        seen = list(guest.get("gpus") or [])
-        missing = [_label(gpu) for gpu in mine["gpus"] if not any(_same(gpu, other) for other in seen)]
-        foreign = [_label(gpu) for gpu in seen if not any(_same(gpu, other) for other in mine["gpus"])]
+    if loaded and fits:
+        missing = any(not any(_same(gpu, other) for other in seen) for gpu in mine["gpus"])
+        foreign = any(not any(_same(gpu, other) for other in mine["gpus"]) for gpu in seen)
         if missing or foreign:
             found = ", ".join(map(_label, seen)) or "none"
             wanted = ", ".join(map(_label, mine["gpus"])) or "none"

@@ -3,7 +3,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Stands in for Proxmox's pct: edits a container's file as pve-container does, from its description in PVE/LXC/Config.pm.
 
-    pct_double.py STATE help set | status ID --verbose | set ID [--devN VALUE ...] [--delete KEYS] [--digest SHA1] | start ID
+    pct_double.py STATE help set | status ID --verbose | set ID [--devN VALUE ...] [--delete KEYS] [--digest SHA1] | start ID | reboot ID
 
 STATE is a JSON file:
 
@@ -169,10 +169,12 @@ def main() -> None:
         sys.stdout.write("\n".join([*lines, "type: lxc", f"uptime: {state.get('uptime', 0) if running else 0}", ""]))
     elif command == "set":
         set_options(state, path, arguments[1:])
-    elif command == "start":
+    elif command in ("start", "reboot"):
         file = File(path.read_bytes().decode("latin-1"))
         file.start()
         path.write_bytes(file.text().encode("latin-1"))
+        if command == "reboot":
+            state_path.write_text(json.dumps({**state, "uptime": 0}))
 
 
 if __name__ == "__main__":

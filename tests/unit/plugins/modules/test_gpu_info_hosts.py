@@ -35,6 +35,7 @@ def look(host):
     ("host", "health", "problems", "groups", "together"),
     [
         ("2x_a6000", ["ok", "ok"], [], ["gpu_rtx_a6000", "gpu_arch_ampere"], [[0], [0, 1]]),
+        ("4x_a6000_hypervisor", ["ok"] * 4, [], ["gpu_rtx_a6000", "gpu_arch_ampere"], [[0], [0, 1], [0, 1, 2, 3]]),
         ("none", [], [], ["gpu_none"], []),
         (
             "lost",
