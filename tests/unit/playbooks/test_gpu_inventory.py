@@ -272,4 +272,4 @@ def test_the_recorded_hosts_are_replayed_as_their_readme_says(place):
         for host in place.document()["hosts"]
     }
     assert [host for host, status in sorted(asked.items()) if "missing" in status] == without
-    assert place.document()["summary"]["gpus"] == 24
+    assert place.document()["summary"]["gpus"] == 22, "the two cards that a hypervisor and its container list count once"

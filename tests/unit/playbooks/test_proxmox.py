@@ -276,7 +276,7 @@ def test_absent_takes_all_away_and_the_second_run_changes_nothing(proxmox):
     for name in (UNIT, f"{UNIT}.enabled", f"{UNIT}.active"):
         (proxmox.units / name).touch()
     run = proxmox.alone("--check", proxmox_gpu_state="absent")
-    assert run.changed == {"pve1": 4}, run.output
+    assert run.changed == {"pve1": 3}, run.output
     assert GIVEN in proxmox.conf.read_text() and not proxmox.text("units/calls")
     run = proxmox.alone(proxmox_gpu_state="absent")
     assert run.rc == 0, run.output
