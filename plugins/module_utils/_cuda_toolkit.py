@@ -354,7 +354,7 @@ def tool_problems(found: Found, manager: str) -> list[str]:
 def compile_problem(home: str, capability: str, output: str) -> str:
     """A kernel did not compile or link for a compute capability."""
     return (
-        f"expected that {home}/bin/nvcc compiles and links a kernel for compute capability {capability}, found: {telling_line(output)}. "
+        f"expected that a kernel for compute capability {capability} compiles and links with {home}, found: {telling_line(output)}. "
         "Mend what that line names."
     )
 

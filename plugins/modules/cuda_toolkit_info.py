@@ -241,8 +241,8 @@ def look(user: User, home: str, source: str, environment_path: str) -> core.Foun
     )
 
 
-def compile_kernel(user: User, home: str, capability: str) -> tuple[float, str]:
-    """Compile and link as the engine does. Returns seconds, and why it failed (empty when it did not)."""
+def compile_kernel(user: User, home: str, cxx: str, capability: str) -> tuple[float, str]:
+    """Compile with nvcc and link with the C++ compiler, as the engine does. Returns seconds, and why it failed (empty when it did not)."""
     architecture = core.architecture(capability)
     if architecture is None:
         return 0, f"expected a compute capability such as 8.6, found {capability!r}. Correct compute_capabilities."
@@ -254,9 +254,12 @@ def compile_kernel(user: User, home: str, capability: str) -> tuple[float, str]:
             os.chown(directory, user.entry.pw_uid, user.entry.pw_gid)
             source.chmod(0o644)
         begin = time.monotonic()
-        words = [f"{home}/bin/nvcc", "-std=c++20", f"-gencode=arch=compute_{architecture},code=sm_{architecture}", "-shared"]
-        words += ["-Xcompiler", "-fPIC", str(source), "-o", f"{directory}/kernel.so", f"-L{home}/lib64", "-lcudart"]
+        words = [f"{home}/bin/nvcc", "-std=c++20", f"-gencode=arch=compute_{architecture},code=sm_{architecture}"]
+        words += ["-Xcompiler", "-fPIC", "-c", str(source), "-o", f"{directory}/kernel.o"]
         rc, output = user.run(words, TMPDIR=directory, HOME=directory)
+        if rc == 0:
+            words = [cxx, "-shared", f"{directory}/kernel.o", "-o", f"{directory}/kernel.so", f"-L{home}/lib64", "-lcudart"]
+            rc, output = user.run(words, TMPDIR=directory, HOME=directory)
         if rc in (124, 137):
             output = f"it did not end in {user.module.params['timeout_s']} s"
         return round(time.monotonic() - begin, 1), core.compile_problem(home, capability, output) if rc else ""
@@ -334,9 +337,9 @@ class Host:
         told.update(cuda=core.parse_nvcc(found.nvcc), missing=list(found.missing), ready=not wrong)
         if wrong and choice.packages and not required:
             return told, [], choice.packages  # they bring what is missing
-        if self.params["compile"] and not wrong:
+        if self.params["compile"] and found.cxx and not wrong:
             for capability in self.params["compute_capabilities"]:
-                seconds, problem = compile_kernel(user, choice.home, capability)
+                seconds, problem = compile_kernel(user, choice.home, found.cxx, capability)
                 wrong += [problem] if problem else []
                 told["compiled"].update({} if problem else {capability: seconds})
             told["ready"] = not wrong
