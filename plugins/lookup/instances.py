@@ -59,6 +59,12 @@ options:
     type: str
     default: sglang
     vars: [{name: sglang_user}]
+  cuda_home:
+    description:
+      - The CUDA toolkit that kernels are compiled with at run time, C(CUDA_HOME) of every service of variant V(cuda).
+      - Without it, the one that NVIDIA's wheels bring into the instance's own environment. The role C(cuda_toolkit) checks either.
+    type: str
+    vars: [{name: sglang_cuda_home}]
   raw:
     description: Return C({instances, problems}) as a list of one element in place of an error. For the preflight.
     type: bool

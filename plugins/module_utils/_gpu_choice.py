@@ -63,7 +63,7 @@ def problems(instances: t.Iterable[Instance], inventory: Inventory) -> list[str]
     if inventory["driver_version"] is None and not any(gpu["usable"] for gpu in inventory["gpus"]):
         found, errors = [_no_driver(wanting, inventory, errors[:1])], errors[1:]
     else:
-        found = _old_driver(wanting, inventory["driver_version"])
+        found = _old_driver(wanting, inventory["driver_version"], inventory.get("cuda_driver_version"))
     found += _host_problems(wanting, inventory, [problem for problem in errors if problem["gpu"] is None])
     # Where no GPU has a number, the driver did not answer, and the sentences above say why.
     if not found or any(gpu["index"] is not None for gpu in inventory["gpus"]):
@@ -127,11 +127,13 @@ def _no_driver(instances: t.Sequence[Instance], inventory: Inventory, errors: t.
     return f"{_lowest_words(instances)[1]} and the GPUs {_wanted(instances)}, found no loaded driver{why}"
 
 
-def _old_driver(instances: t.Sequence[Instance], version: str | None) -> list[str]:
+def _old_driver(instances: t.Sequence[Instance], version: str | None, cuda: str | None) -> list[str]:
     lowest, expected = _lowest_words(instances)
     if not lowest or (version is not None and _numbers(version) >= lowest):
         return []
     found = "a driver that does not say its version" if version is None else f"{version} loaded"
+    if version is not None and cuda is not None:
+        found += f", which serves CUDA {cuda} at most"
     return [f"{expected} (SGLang brings CUDA 13), found {found}. Upgrade the driver."]
 
 

@@ -68,6 +68,7 @@ class Settings(t.NamedTuple):
     models_dir: str
     unit_dir: str
     user: str
+    cuda_home: str | None = None
 
 
 class Catalogue(t.NamedTuple):
@@ -167,13 +168,14 @@ def _environment(raw: t.Mapping[str, t.Any], settings: Settings, catalogue: Cata
     return {"id": identity, "release": release, "variant": variant, "lock": lock, "lock_sha256": sha256, "path": path}, []
 
 
-def _unit_environment(instance: t.Mapping[str, t.Any], extra: t.Mapping[str, t.Any]) -> dict[str, str]:
+def _unit_environment(instance: t.Mapping[str, t.Any], extra: t.Mapping[str, t.Any], cuda_home: str | None) -> dict[str, str]:
     """What the service finds in its environment. Sources: SGLANG environ.py (cache locations, core dumps), CUDA_DEVICE_ORDER
-    makes indices mean PCI bus order as nvidia-smi prints it."""
+    makes indices mean PCI bus order as nvidia-smi prints it. cuda_home: None for the toolkit in the instance's own environment."""
     cpu = instance["environment"]["variant"] == "cpu"
+    tools = "/usr/local/cuda" if cpu or cuda_home is None else cuda_home
     values = {
         "HOME": instance["state_dir"],
-        "PATH": f"{instance['current']}/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": f"{instance['current']}/bin:{tools}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "HF_HOME": f"{instance['state_dir']}/huggingface",
@@ -191,7 +193,7 @@ def _unit_environment(instance: t.Mapping[str, t.Any], extra: t.Mapping[str, t.A
     if cpu:
         values.update(SGLANG_USE_CPU_ENGINE="1", PYTHONPATH=f"{instance['current']}/shim")
     else:
-        values.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_HOME=f"{instance['current']}/cuda")
+        values.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_HOME=cuda_home or f"{instance['current']}/cuda")
     return {**values, **{str(key): str(value) for key, value in extra.items()}}
 
 
@@ -232,6 +234,13 @@ def _check_places(name: str, settings: Settings) -> list[str]:
         if f"{place}/".startswith(f"{state}/") or f"{state}/".startswith(f"{place}/"):
             return [f"name: the state directory {state} would share {place}, which the service must not own; choose another name"]
     return []
+
+
+def _check_cuda_home(path: str | None) -> list[str]:
+    """Problems of the site's own toolkit: its path is written into units, into PATH, and into the command lines of compilers."""
+    if path is None or (re.fullmatch(r"(/[A-Za-z0-9._+-]+)+", path) and posixpath.normpath(path) == path):
+        return []
+    return [f"sglang_cuda_home: expected an absolute path of letters, digits and . _ + - without a last / or a step up, found {path!r}"]
 
 
 def _check_ranks(raw: t.Mapping[str, t.Any]) -> list[str]:
@@ -359,7 +368,7 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
         "verify": verify,
     }
     instance["argv"] = _argv(instance, flags)
-    instance["unit_environment"] = _unit_environment(instance, _given(raw, "environment", {}))
+    instance["unit_environment"] = _unit_environment(instance, _given(raw, "environment", {}), settings.cuda_home)
     return instance, []
 
 
@@ -383,7 +392,7 @@ def resolve(raw: t.Mapping[str, t.Any], settings: Settings, catalogue: Catalogue
     raw: variable name (sglang_instance_<group>) -> the operator's dictionary. Returns (instances in the order of their
     groups' names, problems in words). The instances are complete only when there are no problems.
     """
-    instances, problems = [], []
+    instances, problems = [], _check_cuda_home(settings.cuda_home)
     if not raw:
         problems.append(f"this host has no instance: no variable {PREFIX}<group> is set for it. Put it into a model group, or set one.")
     for variable in sorted(raw):

@@ -17,11 +17,14 @@ int main() { int n = 0; std::printf("%d\\n", cudaGetDeviceCount(&n)); return 0; 
 """
 
 
+A6000 = {"gpu_inventory_result": {"gpus": [{"usable": True, "compute_capability": "8.6"}]}}
+
+
 @pytest.fixture(scope="module")
 def environment(site, host, tmp_path_factory):
-    """The environment of the reference deployment, CT129."""
+    """The environment of the reference deployment, CT129, whose toolkit has compiled and linked a kernel for an A6000."""
     playbook = tmp_path_factory.mktemp("cuda") / "venv.yml"
-    roles = [{"role": "firstlight.sglang.sglang_venv"}]
+    roles = [{"role": "firstlight.sglang.sglang_venv"}, {"role": "firstlight.sglang.cuda_toolkit", "vars": A6000}]
     playbook.write_text(yaml.safe_dump([{"hosts": "sglang", "gather_facts": False, "become": True, "roles": roles}]))
     first = site.play(str(playbook), groups=["qwen3_6_27b"])
     assert first.status == "successful", first.output
@@ -50,3 +53,25 @@ def test_a_kernel_for_an_a6000_compiles_and_links(environment, host):
     host.check_output(f"env CUDA_HOME={environment}/cuda {nvcc} -o /tmp/kernel /tmp/kernel.cu")
     ran = host.run("env LD_LIBRARY_PATH=%s/cuda/lib64 /tmp/kernel", environment)
     assert ran.stdout.strip() not in ("", "0"), "without a driver the runtime must say so"
+
+
+def test_the_role_proves_the_toolkit_as_the_services_user(environment, site, tmp_path):
+    """What it includes is what the kernels of the engine include: the headers of CCCL take no nvcc of another release."""
+    question = {
+        "instances": "{{ query('firstlight.sglang.instances') }}",
+        "compile": True,
+        "compute_capabilities": ["8.6", "9.0"],
+        "driver_version": "570.124.06",
+        "cuda_driver_version": "12.8",
+    }
+    playbook = tmp_path / "toolkit.yml"
+    tasks = [{"firstlight.sglang.cuda_toolkit_info": question}]
+    playbook.write_text(yaml.safe_dump([{"hosts": "sglang", "gather_facts": False, "become": True, "tasks": tasks}]))
+    play = site.play(str(playbook), groups=["qwen3_6_27b"])
+    assert play.status == "successful", play.output
+    (result,) = [event["event_data"]["res"] for event in play.events if event["event"] == "runner_on_ok"]
+    (toolkit,) = result["toolkits"]
+    assert result["problems"] == []
+    assert (toolkit["ready"], toolkit["user"], toolkit["home"]) == (True, "sglang", f"{environment}/cuda")
+    assert sorted(toolkit["compiled"]) == ["8.6", "9.0"]
+    assert "which serves CUDA 12.8 at most" in result["driver_problems"][0]

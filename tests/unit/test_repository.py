@@ -180,6 +180,15 @@ def test_the_hub_client_of_the_tests_is_the_one_of_the_locks():
     assert versions == {pin.search((ROOT / "requirements.txt").read_text()).group(1)}
 
 
+@pytest.mark.parametrize("lock", sorted((ROOT / "roles/sglang_venv/files/locks").glob("0.*-cuda.txt")), ids=lambda path: path.stem)
+def test_nvcc_and_its_headers_are_of_one_cuda_release(lock):
+    """The newest nvcc beside the runtime that torch pins: CCCL refuses to be compiled, and with it the engine's kernels."""
+    pins = re.findall(r"^nvidia-(?:cuda-nvcc|cuda-crt|cuda-runtime|nvvm)==(\d+\.\d+)\.\S+(.*)", lock.read_text(), re.MULTILINE)
+    releases = [release for release, marker in pins if "== 'darwin'" not in marker]
+    assert len(releases) == 4
+    assert len(set(releases)) == 1
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_a_spec_holds_no_template(role):
     """Ansible evaluates it even when the variable is given, and a lookup in it may fail then."""

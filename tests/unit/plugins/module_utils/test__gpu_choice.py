@@ -84,6 +84,14 @@ CASES = {
         ],
     ),
     "the driver is too old": ([instance(0)], inventory(*TWO, driver="550.163.01"), ["expected NVIDIA's driver 580.65.06 or later"]),
+    "what it serves": (
+        [instance(0)],
+        {**inventory(*TWO, driver="550.163.01"), "cuda_driver_version": "12.4"},
+        [
+            "expected NVIDIA's driver 580.65.06 or later (SGLang brings CUDA 13), found 550.163.01 loaded, "
+            "which serves CUDA 12.4 at most. Upgrade the driver."
+        ],
+    ),
     "just new enough": ([instance(0)], inventory(*TWO, driver="580.65.06"), []),
     "an older release": ([instance(0, release="0.5.10.post1")], inventory(*TWO, driver="570.86.10"), []),
     "a version that is not known does not pass": (

@@ -206,3 +206,21 @@ def test_a_cpu_instance_needs_no_gpu_and_finds_the_shim():
     assert one["environment"]["id"] == "0.5.23-cpu-aaaaaaaa"
     assert one["unit_environment"]["PYTHONPATH"] == "/opt/sglang/instances/g/current/shim"
     assert one["unit_environment"]["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_toolkit_of_the_site():
+    raw = {
+        "sglang_instance_g": {"model": MODEL, "gpus": [0]},
+        "sglang_instance_h": {"model": MODEL, "variant": "cpu", "port": 32000, "args": {"device": "cpu"}},
+    }
+    (cuda, cpu), found = _instances.resolve(raw, SETTINGS._replace(cuda_home="/usr/local/cuda-13.1"), CATALOGUE)
+    assert found == []
+    assert cuda["unit_environment"]["CUDA_HOME"] == "/usr/local/cuda-13.1"
+    assert cuda["unit_environment"]["PATH"].split(":")[:2] == [f"{cuda['current']}/bin", "/usr/local/cuda-13.1/bin"]
+    assert cpu["unit_environment"] == resolve(h=raw["sglang_instance_h"])[0][0]["unit_environment"]
+
+
+@pytest.mark.parametrize("path", ["cuda", "/", "/opt/cuda/", "/opt/../cuda", "/opt/a:b", "", "/opt/\n"])
+def test_a_toolkit_of_the_site_that_cannot_be_one(path):
+    _, found = _instances.resolve({"sglang_instance_g": {"model": MODEL, "gpus": [0]}}, SETTINGS._replace(cuda_home=path), CATALOGUE)
+    assert [problem.partition(":")[0] for problem in found] == ["sglang_cuda_home"]
