@@ -1,6 +1,7 @@
 """playbooks/proxmox.yml over both sides of a recorded Proxmox: a hypervisor with four GPUs, and its container CT129 with two of them.
 
-pct, systemctl and nvidia-modprobe are doubles. In the place of the roles that serve stands one that says it was reached.
+pct, systemctl and nvidia-modprobe are doubles. In the place of all other roles stand
+some that do nothing; the first of site.yml says that it was reached.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Proxmox:
         for name in ("galaxy.yml", "meta", "playbooks", "plugins"):
             (home / name).symlink_to(ROOT / name)
         for role in (ROOT / "roles").iterdir():
-            if role.name.startswith("sglang_"):
+            if role.name not in ("gpu_inventory", "proxmox_gpu", "proxmox_guest"):
                 (home / "roles" / role.name / "tasks").mkdir(parents=True)
                 steps = SERVE if role.name == "sglang_preflight" else []
                 (home / "roles" / role.name / "tasks/main.yml").write_text(yaml.safe_dump(steps))
