@@ -459,9 +459,9 @@ def kernel_module(release: str, paths: t.Iterable[str] | None, builds: t.Sequenc
     """Is there a module for this kernel?
 
     release: of the kernel that runs, or of the one that will boot next. paths: files below /lib/modules, None when there is none
-    (containers). Debian calls the file nvidia-current.ko, nvidia-tesla-470.ko or nvidia-legacy-390xx.ko.
+    (containers). Debian calls the file nvidia-current.ko, nvidia-current-open.ko, nvidia-tesla-470.ko or nvidia-legacy-390xx.ko.
     """
-    pattern = r".*/modules/([^/]+)/(?:.*/)?nvidia(?:-current|-open|-tesla(?:-\d+)?|-legacy-\d+xx)?\.ko(?:\.xz|\.zst|\.gz)?"
+    pattern = r".*/modules/([^/]+)/(?:.*/)?nvidia(?:-current(?:-open)?|-open|-tesla(?:-\d+)?|-legacy-\d+xx)?\.ko(?:\.xz|\.zst|\.gz)?"
     files = None if paths is None else [path for path in paths for match in [re.fullmatch(pattern, path)] if match and match[1] == release]
     return KernelModule(
         files,
@@ -571,6 +571,8 @@ _OTHERS = _patterns(
     ("dkms_build_failed", r"Bad return status for module build on kernel: (?P<kernel>[\w.+~-]{1,100})"),
     ("dkms_headers_missing", r"Module build for kernel (?P<kernel>[\w.+~-]{1,100}) was skipped since the kernel headers\b"),
     ("dkms_headers_missing", r"kernel headers for kernel (?P<kernel>[\w.+~-]{1,100}) cannot be found"),
+    # dkms 3.2, in two lines.
+    ("dkms_headers_missing", r"No kernel headers were found, skipping module build(?:.*running kernel \((?P<kernel>[\w.+~-]{1,100})\))?"),
 )
 # Every line of _OTHERS and the two below has one of these; a log of a busy host has 100,000 that have none.
 _WORTH_A_LOOK = re.compile(r"nvidia|IO_PAGE_FAULT|DMAR|reject|restricted|odule build|kernel headers|Linux version|^-- ")
@@ -629,7 +631,8 @@ class _Log:
         elif _BOOT.search(line):
             self.earlier, self.current, self.cause = {}, {}, None
         else:
-            joined = f"{line} {self.lines[number + 1]}" if "was skipped since the" in line and number + 1 < len(self.lines) else line
+            two = "was skipped since the" in line or "No kernel headers were found" in line
+            joined = f"{line} {self.lines[number + 1]}" if two and number + 1 < len(self.lines) else line
             code, match = _first(_OTHERS, joined, re.Pattern.search)
             if match is None:
                 return

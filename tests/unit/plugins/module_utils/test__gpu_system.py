@@ -578,6 +578,7 @@ def test_no_module_for_the_kernel_that_boots_next():
         ("/lib/modules/6.1/weak-updates/nvidia/nvidia.ko.gz", True),
         ("/lib/modules/6.1/nvidia.ko", True),
         ("/lib/modules/6.1/updates/dkms/nvidia-current.ko", True),
+        ("/lib/modules/6.1/updates/dkms/nvidia-current-open.ko.xz", True),
         ("/lib/modules/6.1/updates/dkms/nvidia-legacy-390xx.ko.xz", True),
         ("/lib/modules/6.1/updates/dkms/nvidia-tesla-470.ko", True),
         ("/lib/modules/6.1/updates/dkms/nvidia-uvm.ko", False),
@@ -615,6 +616,7 @@ LOGS = {
     ],
     "modprobe_key_rejected.txt": [("key_rejected", None, {"module": "nvidia"})],
     "dkms_headers_skipped.txt": [("dkms_headers_missing", None, {"kernel": "6.1.0-39-amd64"})],
+    "dkms_no_headers.txt": [("dkms_headers_missing", None, {"kernel": "6.12.118+deb13-amd64"})],
     "apt_dkms_postinst_fail.txt": [("dkms_build_failed", None, {"kernel": "6.17.9-76061709-generic"})],
 }
 

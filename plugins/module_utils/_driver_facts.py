@@ -1,0 +1,242 @@
+# Copyright: Firstlight contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# PRIVATE to the collection.
+"""What the decision about a driver starts from: the operator's wishes, a host's facts, and what the sources offer."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing as t
+
+from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_packages as pkg
+from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_sources as src
+
+Inventory = t.Mapping[str, t.Any]  # the result of gpu_info (docs/design.md)
+
+
+class Problem(t.NamedTuple):
+    """One reason to stop: a stable word, and one sentence with what was expected, what was found and what to change."""
+
+    code: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What the operator asks for; a variable gpu_driver_<name> each.
+
+    mode: auto, kernel or userland. source: auto, distribution, nvidia or runfile. branch or version, not both. flavour: auto, open or
+    proprietary. sglang_release: its needs are the least that is taken; None asks for nothing. upgrade: the newest of the branch, also where
+    an older one is installed and good enough. secure_boot: stop, or mok (prepare the enrolment of the key that DKMS signs with).
+    reboot: never, if_required or report. fabric_manager: None where NVSwitches decide. base_url: a mirror of NVIDIA's repositories;
+    key_url and key_fingerprint where it signs with a key of its own. runfile: path or URL of a .run file.
+    """
+
+    required: bool = True
+    mode: str = "auto"
+    source: str = "auto"
+    branch: int | None = None
+    version: str | None = None
+    flavour: str = "auto"
+    sglang_release: str | None = None
+    upgrade: bool = False
+    allow_downgrade: bool = False
+    secure_boot: str = "stop"
+    reboot: str = "report"
+    persistence: bool = True
+    fabric_manager: bool | None = None
+    base_url: str | None = None
+    key_url: str | None = None
+    key_fingerprint: str | None = None
+    runfile: str | None = None
+    runfile_sha256: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class HostFacts:
+    """What a host is, beside its GPUs.
+
+    distribution, version, machine: as _driver_sources.platform takes them. kernel: uname -r. kernel_next: the kernel that boots next, None
+    when it is not known. headers: kernels whose headers are there (/lib/modules/<kernel>/build). packages: all that dpkg knows.
+    sources: apt's. module_version, module_flavour: of the module on disk for the running kernel (modinfo), None without. nvidia_installer:
+    a driver of a .run file is there (nvidia-uninstall). mok_enrolled: the firmware knows the key that DKMS signs with; None when not known.
+    local: Ansible runs on this host itself. hypervisor: it runs guests (Proxmox VE). guests_running: how many. rebooted: this run has
+    rebooted it already.
+    """
+
+    distribution: str
+    version: str
+    machine: str
+    kernel: str
+    kernel_next: str | None = None
+    headers: t.Sequence[str] = ()
+    packages: t.Sequence[pkg.Package] = ()
+    sources: t.Sequence[pkg.AptSource] = ()
+    module_version: str | None = None
+    module_flavour: str | None = None
+    nvidia_installer: bool = False
+    mok_enrolled: bool | None = None
+    local: bool = False
+    hypervisor: bool = False
+    guests_running: int = 0
+    rebooted: bool = False
+
+    def kernels(self) -> list[str]:
+        """The running kernel, and the next one where it is another."""
+        return list(dict.fromkeys(kernel for kernel in (self.kernel, self.kernel_next) if kernel))
+
+    def installed(self, name: str) -> str | None:
+        """The full version of a package that is installed."""
+        return next((package.version for package in self.packages if package.name == name and package.installed), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Offers:
+    """What sources have: see offers().
+
+    versions: source -> package -> full versions, those that apt prefers first. asked: sources whose index was read, so that what is not in
+    versions is not there. refused: source -> what was found when its repository was asked for ("404 at https://...").
+    """
+
+    versions: t.Mapping[str, t.Mapping[str, t.Sequence[str]]] = dataclasses.field(default_factory=dict)
+    asked: t.Sequence[str] = ()
+    refused: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def of(self, source: str, name: str) -> t.Sequence[str]:
+        return self.versions.get(source, {}).get(name, ())
+
+    def any(self, name: str) -> list[str]:
+        """Versions of a package whatever its source is."""
+        return [version for packages in self.versions.values() for version in packages.get(name, ())]
+
+
+def offers(
+    found: t.Mapping[str, pkg.Policy],
+    sources: t.Sequence[pkg.AptSource],
+    where: src.Platform,
+    base_url: str | None = None,
+    nvidia_index: t.Mapping[str, t.Sequence[str]] | None = None,
+    refused: t.Mapping[str, str] | None = None,
+) -> Offers:
+    """What apt offers on this host.
+
+    found: apt-cache policy of names_to_ask(). nvidia_index: NVIDIA's index for this platform (_driver_packages.index), where apt does not
+    have it yet. The distribution counts as asked only when no component that it needs is missing.
+    """
+    repository = src.nvidia_repository(where)
+    url = src.repository_url(repository, base_url) if repository else ""
+    versions: dict[str, t.Mapping[str, t.Sequence[str]]] = dict(pkg.offers(found, [url] if url else []))
+    asked = []
+    if not pkg.missing_components(sources, src.components(where, "distribution"), where.distribution):
+        asked.append("distribution")
+    if url and pkg.entries_for(sources, url):
+        asked.append("nvidia")
+    elif nvidia_index is not None:
+        versions["nvidia"] = nvidia_index
+        asked.append("nvidia")
+    return Offers(versions, asked, refused or {})
+
+
+def names_to_ask(where: src.Platform, host: HostFacts) -> list[str]:
+    """Every package whose versions the decision reads, for apt-cache policy."""
+    found: dict[str, None] = {}
+    for source in ("distribution", "nvidia"):
+        for branch in src.known_branches(where, source):
+            for flavour in src.FLAVOURS:
+                names = src.names(where, source, flavour, branch, host.kernel)
+                for group in (names.module, names.signed, names.userland, names.persistence, names.fabric_manager) if names else ():
+                    found.update(dict.fromkeys(group))
+    for kernel in host.kernels():
+        headers = src.headers(where, kernel, [package.name for package in host.packages if package.installed])
+        found.update(dict.fromkeys((*headers.running, *headers.following)))
+    found.update(dict.fromkeys(package.name for package in host.packages if package.installed and pkg.of_driver(package.name)))
+    return list(found)
+
+
+# The options by themselves
+
+_CHOICES = {
+    "mode": ("auto", "kernel", "userland"),
+    "source": ("auto", *src.SOURCES),
+    "flavour": ("auto", *src.FLAVOURS),
+    "secure_boot": ("stop", "mok"),
+    "reboot": ("never", "if_required", "report"),
+}
+
+
+def option_problems(wanted: Wanted) -> list[Problem]:
+    """What is wrong with the options whatever the host is."""
+    problems = []
+
+    def check(good: bool, code: str, text: str) -> None:
+        if not good:
+            problems.append(Problem(code, text))
+
+    for name, allowed in _CHOICES.items():
+        value = getattr(wanted, name)
+        check(value in allowed, "bad_option", f"expected gpu_driver_{name} to be one of {', '.join(allowed)}, found {value!r}; change it.")
+    check(
+        wanted.branch is None or wanted.version is None,
+        "branch_and_version",
+        f"expected a branch or an exact version, found branch {wanted.branch} and version {wanted.version}; leave one out.",
+    )
+    check(
+        wanted.branch is None or 300 <= wanted.branch <= 999,
+        "bad_branch",
+        f"expected a branch such as {src.PREFERRED_BRANCH}, found {wanted.branch}; change gpu_driver_branch.",
+    )
+    check(
+        wanted.version is None or src.parse_version(wanted.version) is not None,
+        "bad_version",
+        f"expected a version such as 580.95.05 (without a package's revision), found {wanted.version!r}; change gpu_driver_version.",
+    )
+    check(
+        wanted.sglang_release is None or src.engine_needs(wanted.sglang_release) is not None,
+        "bad_release",
+        f"expected a SGLang release such as 0.5.23, found {wanted.sglang_release!r}; change it.",
+    )
+    check(
+        wanted.mode != "userland" or wanted.flavour == "auto",
+        "flavour_in_userland_mode",
+        f"expected no flavour in userland mode, which installs no kernel module, found {wanted.flavour!r}; leave gpu_driver_flavour out.",
+    )
+    check(
+        wanted.mode != "userland" or wanted.fabric_manager is not True,
+        "fabric_manager_in_userland_mode",
+        "expected no fabric manager in userland mode, found gpu_driver_fabric_manager: true; it runs on the host, leave it out.",
+    )
+    check(
+        wanted.base_url is None or wanted.source in ("auto", "nvidia"),
+        "url_of_other_source",
+        f"expected gpu_driver_base_url with source nvidia only, found source {wanted.source}; leave one out.",
+    )
+    check(
+        (wanted.key_url is None) == (wanted.key_fingerprint is None),
+        "key_without_fingerprint",
+        "expected gpu_driver_key_url and gpu_driver_key_fingerprint together, found one of them; give both or none.",
+    )
+    return problems + _runfile_option_problems(wanted)
+
+
+def _runfile_option_problems(wanted: Wanted) -> list[Problem]:
+    if wanted.runfile is None:
+        text = "expected gpu_driver_runfile (a path or URL) with source runfile, found none; give it."
+        return [Problem("runfile_missing", text)] if wanted.source == "runfile" else []
+    problems = []
+    version = src.runfile_version(wanted.runfile)
+    if wanted.source not in ("auto", "runfile") or wanted.base_url:
+        other = f"source {wanted.source}" if wanted.source not in ("auto", "runfile") else f"gpu_driver_base_url {wanted.base_url}"
+        text = f"expected one source, found {other} and gpu_driver_runfile {wanted.runfile}; leave one out."
+        problems.append(Problem("two_sources", text))
+    if version is None:
+        text = f"expected a file named NVIDIA-Linux-<machine>-<version>.run, found {wanted.runfile}; keep NVIDIA's name."
+        problems.append(Problem("runfile_name", text))
+    if re.match(r"[a-z]+://", wanted.runfile) and not re.fullmatch(r"[0-9a-f]{64}", wanted.runfile_sha256 or ""):
+        text = "expected gpu_driver_runfile_sha256 (64 hexadecimal digits) with a URL, found none; give it."
+        problems.append(Problem("runfile_checksum", text))
+    asked = wanted.version or (str(wanted.branch) if wanted.branch else None)
+    if version and asked and asked not in (version, version.partition(".")[0]):
+        text = f"expected the .run file to be of {asked}, found {version}; change gpu_driver_runfile, or leave the version out."
+        problems.append(Problem("runfile_version", text))
+    return problems
