@@ -1,0 +1,170 @@
+# Copyright: Firstlight contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# PRIVATE to the collection.
+"""What is there already and whether it works: a driver that is left as it is, the role's record, the device nodes, limits of power."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import re
+import typing as t
+
+from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_packages as pkg
+from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_plan, _driver_sources
+from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import HostFacts, Inventory, Problem, Wanted
+
+# A driver that is there and suits
+
+
+def _nothing_asked(wanted: Wanted) -> bool:
+    """Whether any driver that suits will do: no version, no branch, no source of one's own."""
+    asked = (wanted.version, wanted.branch, wanted.base_url, wanted.runfile, wanted.fabric_manager)
+    return all(one is None for one in asked) and wanted.source == "auto" and wanted.flavour == "auto" and not wanted.upgrade
+
+
+def _idle(plan: t.Mapping[str, t.Any], reason: str) -> dict[str, t.Any]:
+    kept = ("source", "branch", "version", "flavour", "left_alone", "reboot_required", "reboot_why", "reboot_allowed", "reboot_allowed_why")
+    steps = [step for step in plan["steps"] if step["step"] == "reboot"]
+    return {
+        **copy.deepcopy(_driver_plan.PLAN),
+        **{key: plan[key] for key in kept},
+        "mode": plan["mode"] if steps else "none",
+        "reason": reason,
+        "notes": plan["notes"],
+        "steps": steps,
+    }
+
+
+def leave(decision: _driver_plan.Decision, wanted: Wanted, host: HostFacts, inventory: Inventory, ours: bool) -> _driver_plan.Decision:
+    """The decision, or one to leave what is there as it is: a driver that works and suits, and that this role has not installed.
+
+    Nothing is pinned and no service is changed then: whoever installed it looks after it. ours: the role has a record on this host.
+    """
+    loaded, plan = inventory["driver_version"], decision.plan
+    library = inventory["driver_userland_version"]
+    packaged = pkg.set_versions(host.packages)
+    asked = wanted.version or _driver_sources.runfile_version(wanted.runfile or "")
+    if inventory["container"] and loaded and loaded == library and not packaged and asked in (None, loaded):
+        # A userland of a .run file, or one that the container's host binds in. Packages beside it would break it.
+        codes = {problem.code for problem in decision.problems}
+        if wanted.source in ("auto", "runfile") and codes <= {"no_matching_userland"}:
+            empty = {**copy.deepcopy(_driver_plan.PLAN), "branch": _driver_sources.branch_of(loaded), "version": loaded}
+            return _driver_plan.Decision(_idle(empty, f"the userland {loaded} is there and is the module's"), [])
+    if plan is None or ours or plan["mode"] == "none" or not loaded or not _nothing_asked(wanted):
+        return decision
+    if any(plan[key] for key in ("packages", "packages_remove", "runfile", "mok")):
+        return decision
+    return _driver_plan.Decision(_idle(plan, f"the driver {loaded} is loaded and suits; this role did not install it"), [])
+
+
+# The role's record
+
+
+def removable(record: t.Mapping[str, t.Any], host: HostFacts) -> dict[str, list[str]]:
+    """What _driver_plan.removal takes away: the driver's packages that were not there before the role was, and its files."""
+    before = set(record.get("packages_before") or [])
+    return {
+        "packages": [name for name in driver_packages(host) if name not in before],
+        "files": [str(path) for path in record.get("files") or []],
+    }
+
+
+# What Debian's driver brings with it to share the names of GL's libraries; of no use to anyone else.
+_HELPERS = re.compile(r"glx-alternative-(?:nvidia|mesa)|glx-diversions|update-glx")
+
+
+def driver_packages(host: HostFacts) -> list[str]:
+    """Installed packages that are part of a driver, or come with one."""
+    names = {package.name for package in host.packages if package.installed}
+    return sorted(name for name in names if pkg.of_driver(name) or _HELPERS.fullmatch(name))
+
+
+# Device nodes
+
+
+def device_paths(inventory: Inventory) -> list[str]:
+    """The nodes that CUDA opens: of the driver, of unified memory, and of each GPU that the inventory has a node for."""
+    there = [str(node["path"]) for node in inventory["device_nodes"]]
+    gpus = [path for path in there if re.fullmatch(r"/dev/nvidia\d+", path)]
+    return ["/dev/nvidiactl", "/dev/nvidia-uvm", *(gpus or ["/dev/nvidia0"])]
+
+
+_ERRORS = {
+    errno.ENOENT: "no such node",
+    errno.EPERM: "no permission from the device rules (EPERM)",
+    errno.EACCES: "no permission from its mode (EACCES)",
+    errno.ENXIO: "a node with no module behind it (ENXIO)",
+    errno.ENODEV: "a node with no device behind it (ENODEV)",
+    errno.EIO: "a GPU that does not answer (EIO)",
+}
+
+
+def device_problems(opened: t.Mapping[str, int], inventory: Inventory, user: str) -> list[Problem]:
+    """What is wrong with the nodes. opened: path -> errno of opening it for reading and writing as the user, 0 when it worked."""
+    place = "on the container's host, and give it to the container" if inventory["container"] else "here"
+    cures = {
+        errno.ENOENT: f"make it {place} (nvidia-modprobe -c 0 -u)",
+        errno.EPERM: "allow its major number in the container's device rules"
+        if inventory["container"]
+        else "look at the unit's DeviceAllow",
+        errno.EACCES: "give it the mode 0666",
+        errno.ENXIO: f"load NVIDIA's module {place.partition(',')[0]}, or give the node its present major number",
+        errno.ENODEV: f"load NVIDIA's module {place.partition(',')[0]}, or give the node its present major number",
+    }
+    by_error: dict[int, list[str]] = {}
+    for path, number in opened.items():
+        if number:
+            by_error.setdefault(number, []).append(path)
+    problems = []
+    for number, paths in by_error.items():
+        found = _ERRORS.get(number, errno.errorcode.get(number, str(number)))
+        text = f"expected that the user {user} can open {', '.join(paths)}, found {found}; {cures.get(number, 'look at the kernel log')}."
+        problems.append(Problem(f"device_{errno.errorcode.get(number, 'error').lower()}", text))
+    return problems + _major_problems(inventory)
+
+
+def _major_problems(inventory: Inventory) -> list[Problem]:
+    """Nodes with the major number of an earlier boot: dynamic ones change (pitfall 4)."""
+    problems = []
+    for node in inventory["device_nodes"]:
+        name = "nvidia-uvm" if str(node["path"]).startswith("/dev/nvidia-uvm") else "nvidia"
+        major = inventory["device_majors"].get(name) or inventory["device_majors"].get(f"{name}-frontend")
+        if node["kind"] != "character" or "nvidia-caps" in node["path"] or major is None or node["major"] in (None, major):
+            continue
+        text = f"expected {node['path']} with the major number {major}, found {node['major']}; make the node again, or bind it in anew."
+        problems.append(Problem("device_major", text))
+    return problems
+
+
+# Power and clocks
+
+
+def power_problems(inventory: Inventory, limit_w: int | None, clocks_mhz: t.Sequence[int] | None) -> list[Problem]:
+    """Whether every GPU of this host takes a limit of power (W) and locked clocks (lowest and highest, MHz). Case A23."""
+    problems = []
+    for gpu in inventory["gpus"] if limit_w is not None else []:
+        low, high = gpu["power_limit_min_w"], gpu["power_limit_max_w"]
+        if gpu["health"] == "passed_through" or low is None or high is None:
+            continue
+        if not low <= (limit_w or 0) <= high:
+            text = f"expected a power limit of {low:g} to {high:g} W for {gpu['name']}, found {limit_w}; change gpu_driver_power_limit_w."
+            problems.append(Problem("power_limit", text))
+    if clocks_mhz is not None and (len(clocks_mhz) != 2 or not 0 < clocks_mhz[0] <= clocks_mhz[1]):
+        text = f"expected the lowest and the highest clock in MHz, found {list(clocks_mhz)}; change gpu_driver_clocks_mhz."
+        problems.append(Problem("clocks", text))
+    for gpu in inventory["gpus"] if clocks_mhz is not None and len(clocks_mhz) == 2 else []:
+        most = gpu["clock_sm_max_mhz"]
+        if most is not None and clocks_mhz is not None and clocks_mhz[1] > most:
+            text = f"expected clocks of {most} MHz at most for {gpu['name']}, found {clocks_mhz[1]}; change gpu_driver_clocks_mhz."
+            problems.append(Problem("clocks", text))
+    return list(dict.fromkeys(problems))
+
+
+def power_read_back(inventory: Inventory, limit_w: int) -> list[Problem]:
+    """GPUs whose limit is not what was set. One that knows no limit is left out (case A23)."""
+    return [
+        Problem("power_limit_not_taken", f"expected a power limit of {limit_w} W on {gpu['name']}, found {gpu['power_limit_w']:g} W.")
+        for gpu in inventory["gpus"]
+        if gpu["power_limit_settable"] and gpu["power_limit_w"] is not None and abs(gpu["power_limit_w"] - limit_w) >= 1
+    ]

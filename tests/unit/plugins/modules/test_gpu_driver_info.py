@@ -1,0 +1,153 @@
+"""The module on recorded hosts: files, and what commands printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_inventory, _gpu_system
+from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import Reading
+
+ROOT = pathlib.Path(__file__).parents[4]
+DRIVER = ROOT / "tests/fixtures/driver"
+SOURCES = """Types: deb
+URIs: http://deb.debian.org/debian
+Suites: trixie trixie-updates
+Components: main contrib non-free non-free-firmware
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+"""
+
+
+def ask(**options):
+    """Run the module as Ansible does; its result."""
+    result = subprocess.run(
+        [sys.executable, ROOT / "plugins/modules/gpu_driver_info.py"],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": {"_ansible_remote_tmp": str(options["root"]), **options, "root": str(options["root"])}}),
+        env={**os.environ, "PYTHONPATH": str(ROOT / "collections")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in result.stderr, result.stderr
+    return json.loads(result.stdout)
+
+
+def inventory(version=None, container=True, **host):
+    system = {"container": container, "virtualization": "lxc" if container else "none", "secure_boot": "disabled", **host}
+    text = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build\n" if version else ""
+    card = {"pci_bus_id": "00000000:01:00.0", "pci_device_id": "10de:2230", "kernel_driver": "nvidia" if version else None}
+    readings = [Reading("system", host=system), _gpu_system.proc_reading(text, {}), Reading("sysfs", gpus=[] if container else [card])]
+    return _gpu_inventory.unite(readings)
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    def write(files=None, release='ID=debian\nVERSION_ID="13"\n', **commands):
+        answers = {"uname": "6.12.57+deb13-amd64", "machine": "x86_64", "dpkg-query": "", "apt-cache": "", **commands}
+        everything = {"etc/os-release": release, "etc/apt/sources.list.d/debian.sources": SOURCES, "commands.json": json.dumps(answers)}
+        for name, text in {**everything, **(files or {})}.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    return write
+
+
+def codes(result):
+    return [problem["code"] for problem in result["problems"]]
+
+
+def test_a_container_gets_exactly_the_userland_of_its_host(recorded):
+    root = recorded(**{"apt-cache": (DRIVER / "policy_debian13.txt").read_text()})
+    result = ask(root=root, inventory=inventory("550.163.01"))
+    assert (codes(result), result["mode"], result["plan"]["source"]) == ([], "userland", "distribution")
+    assert all("=550.163.01-" in name for name in result["plan"]["packages"])
+    assert result["plan"]["kernels"] == []
+    assert not result["reboot_allowed"]
+
+
+def test_another_version_is_refused_with_what_there_is_and_the_ways_out(recorded):
+    root = recorded(**{"apt-cache": (DRIVER / "policy_debian13.txt").read_text()})
+    result = ask(root=root, inventory=inventory("550.54.14"), source="distribution")
+    assert codes(result) == ["no_matching_userland"]
+    text = result["problems"][0]["text"]
+    assert all(word in text for word in ("550.54.14", "550.163.01", "gpu_driver_runfile", "container's host"))
+    assert (result["plan"], result["steps"]) == (None, [])
+
+
+def test_all_problems_come_at_once(recorded):
+    result = ask(root=recorded(), inventory=inventory(), branch=99, version="x", mode="kernel", sglang_releases=["nonsense"])
+    assert {"bad_branch", "bad_version", "branch_and_version", "bad_release", "kernel_mode_in_container"} <= set(codes(result))
+
+
+def test_the_release_that_asks_for_the_newest_driver_counts(recorded):
+    old = ask(root=recorded(), inventory=inventory("550.163.01", False), sglang_releases=["0.5.9"])
+    new = ask(root=recorded(), inventory=inventory("550.163.01", False), sglang_releases=["0.5.9", "0.5.23"])
+    assert (codes(old), old["mode"]) == ([], "none")
+    assert new["problems"] or new["plan"]["packages"]
+
+
+def test_a_working_driver_is_left_alone(recorded):
+    result = ask(root=recorded(), inventory=inventory("580.95.05", False), sglang_releases=["0.5.23"])
+    assert (codes(result), result["mode"], result["steps"]) == ([], "none", [])
+    assert "580.95.05" in result["plan"]["reason"]
+
+
+def test_a_host_without_gpu_is_a_problem_only_where_one_is_required(recorded):
+    found = inventory(None, False)
+    found["gpus"] = []
+    assert codes(ask(root=recorded(), inventory=found)) == ["no_gpu"]
+    result = ask(root=recorded(), inventory=found, required=False)
+    assert (codes(result), result["mode"], result["steps"]) == ([], "none", [])
+
+
+def test_rhel_is_refused_honestly(recorded):
+    root = recorded(release='ID="rocky"\nVERSION_ID="9.4"\n', uname="5.14.0-427.13.1.el9_4.x86_64")
+    assert codes(ask(root=root, inventory=inventory(None, False), sglang_releases=["0.5.23"])) == ["rhel_not_yet"]
+
+
+def test_a_hypervisor_with_guests_is_not_rebooted(recorded):
+    guests = "VMID       Status     Lock         Name\n129        running                 ct129\n130        stopped                 x\n"
+    root = recorded({"usr/bin/pveversion": ""}, guests=guests)
+    result = ask(root=root, inventory=inventory("580.95.05", False), reboot="if_required", version="580.95.05")
+    assert not result["reboot_allowed"]
+    assert result["reboot_allowed_why"] == "1 guests run on this hypervisor"
+
+
+def test_removal_takes_what_the_role_brought(recorded):
+    dpkg = (DRIVER / "dpkg_debian13.txt").read_text()
+    record = {"packages_before": [], "files": ["/etc/apt/preferences.d/x"], "units": [], "mode": "userland"}
+    root = recorded(**{"dpkg-query": dpkg})
+    nothing = ask(root=root, inventory=inventory("550.163.01"), state="absent")
+    assert (nothing["plan"]["packages_remove"], nothing["steps"]) == ([], [])
+    path = root / "record.json"
+    path.write_text(json.dumps(record))
+    result = ask(root=root, inventory=inventory("550.163.01"), state="absent", record_path="/record.json")
+    assert result["plan"]["packages_remove"] == result["packages"] != []
+    assert [file["path"] for file in result["plan"]["files"]] == record["files"]
+
+
+def test_a_runfile_that_is_not_there_is_found_before_anything_changes(recorded):
+    path = "/srv/NVIDIA-Linux-x86_64-580.95.05.run"
+    root = recorded({path[1:]: "#!/bin/sh\n"})
+    wanted = {"root": root, "inventory": inventory("580.95.05"), "runfile": path}
+    assert codes(ask(**wanted)) == []
+    assert codes(ask(**wanted, runfile_sha256="0" * 64)) == ["runfile_checksum"]
+    (root / path[1:]).unlink()
+    assert codes(ask(**wanted)) == ["runfile_not_found"]
+
+
+def test_what_came_of_it_is_told(recorded):
+    log = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 4242 (unattended-upgr)\n"
+    root = recorded(**{"apt-cache": (DRIVER / "policy_debian13.txt").read_text()})
+    plan = ask(root=root, inventory=inventory("550.163.01"))["plan"]
+    failed = ask(root=root, inventory=inventory("550.163.01"), plan=plan, log=log)
+    assert codes(failed) == ["dpkg_lock"]
+    done = recorded(**{"dpkg-query": (DRIVER / "dpkg_debian13.txt").read_text()})
+    wrong = ask(root=done, inventory=inventory("550.163.01"), plan={**plan, "version": "550.90.07", "packages": []})
+    assert codes(wrong) == ["wrong_version"]
