@@ -133,7 +133,7 @@ def _generations(wanted: Wanted, gpus: t.Sequence[t.Mapping[str, t.Any]]) -> tup
 
 def _flavours(wanted: Wanted, known: _Known) -> tuple[tuple[str, ...], list[Problem]]:
     """Flavours that drive all GPUs and are asked for (cases C02, C04)."""
-    flavours = tuple(_gpu_generations.common_flavours(generation for _, generation in known)) if known else src.FLAVOURS
+    flavours = tuple(_gpu_generations.common_flavours(generation for _gpu, generation in known)) if known else src.FLAVOURS
     if not flavours:
         needs = {one.kernel_module_flavours[0]: gpu for gpu, one in known if len(one.kernel_module_flavours) == 1}
         told = " and ".join(f"{label(gpu)} needs the {flavour} one" for flavour, gpu in needs.items())

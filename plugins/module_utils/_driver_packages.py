@@ -390,7 +390,7 @@ def simulation(text: str) -> Simulation:
         removed={name: version for name, version in removed.items() if name not in {change[0] for change in changes}},
         held_changed=tuple(_listed(text, "The following held packages will be changed:")),
         kept_back=tuple(_listed(text, "The following packages have been kept back:")),
-        kernels=tuple(sorted(name for name, old, _ in changes if _KERNEL.fullmatch(name))),
+        kernels=tuple(sorted(name for name, old, _new in changes if _KERNEL.fullmatch(name))),
         error="\n".join(re.findall(r"^E: (.+)", text, re.MULTILINE)),
     )
 

@@ -690,7 +690,7 @@ def main() -> None:
             "persistence": {"type": "bool", "default": True},
             "fabric_manager": flag,
             "base_url": text,
-            "key_url": text,
+            "key_url": {**text, "no_log": False},
             "key_fingerprint": {"type": "str", "no_log": False},
             "runfile": text,
             "runfile_sha256": text,
