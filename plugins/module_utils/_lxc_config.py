@@ -416,6 +416,11 @@ def plan(
     modes = {node.path: node.mode if _is_caps(node.path) and node.mode else mode for node in in_devices}
     set_devices, delete_devices, problems = _plan_devices(conf, [Device(path, own, uid, gid) for path, own in modes.items()], keep_caps)
     lines, warnings = _plan_lines(conf, in_lines, host, keep_caps)
+    # A stale rule that is put right may cover another one, which is then one too many.
+    for _round in range(3):
+        before, lines = lines, _plan_lines((conf[0]._replace(lines=tuple(lines)), *conf[1:]), in_lines, host, keep_caps)[0]
+        if lines == before:
+            break
     closed = [f"{node.path} ({node.mode})" for node in in_lines if node.mode and not _open_to_others(node)]
     if closed and unprivileged(conf):
         text = f"{', '.join(closed)}: others must not open it, which is what an unprivileged container is to the hypervisor"

@@ -9,7 +9,7 @@ import re
 import pytest
 from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_inventory, _gpu_smi, _gpu_system
 from ansible_collections.firstlight.sglang.plugins.module_utils import _lxc_config as lxc
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 TESTS = pathlib.Path(__file__).parents[3]
@@ -205,6 +205,7 @@ def test_foreign_lines_and_other_sections_stay_byte_for_byte(text, gpus, style, 
 
 
 @settings(max_examples=400, deadline=None)
+@example("lxc.cgroup2.devices.allow = c 236:* rw\nlxc.cgroup2.devices.allow: c 1ff:0 rwm\n", ("0",), "raw", False)
 @given(texts, wishes, st.sampled_from(["dev", "raw"]), st.booleans())
 def test_a_second_run_changes_nothing_whatever_proxmox_did_to_the_file(text, gpus, style, keep_caps):
     nodes = nodes_for(*gpus) if gpus else ()
