@@ -520,7 +520,9 @@ def run(command: list[str], timeout_s: int) -> tuple[int | None, str]:
     with open(os.devnull, "rb") as nothing:
         actions = [(os.POSIX_SPAWN_DUP2, nothing.fileno(), 0), (os.POSIX_SPAWN_DUP2, sender, 1), (os.POSIX_SPAWN_DUP2, sender, 2)]
         try:
-            pid = os.posix_spawn(command[0], command, {**os.environ, "LC_ALL": "C", "LANG": "C"}, file_actions=actions, setpgroup=0)
+            environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
+            # pylint: disable-next=ansible-bad-function # see above
+            pid = os.posix_spawn(command[0], command, environment, file_actions=actions, setpgroup=0)
         except OSError as error:
             os.close(receiver)
             return 126, f"{command[0]}: {error.strerror}"
