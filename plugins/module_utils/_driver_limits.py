@@ -108,7 +108,7 @@ def limits(wanted: Wanted, inventory: Inventory, mode: str) -> tuple[Limits, lis
     return Limits(flavours, low, why, high), problems
 
 
-_Known = list[tuple[t.Mapping[str, t.Any], _gpu_generations.Generation]]
+_Known = t.List[t.Tuple[t.Mapping[str, t.Any], _gpu_generations.Generation]]  # noqa: UP006 - evaluated, and Python 3.8 is looked at too
 
 
 def _generations(wanted: Wanted, gpus: t.Sequence[t.Mapping[str, t.Any]]) -> tuple[_Known, list[Problem]]:

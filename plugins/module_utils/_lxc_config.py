@@ -70,7 +70,7 @@ class Section(t.NamedTuple):
         return {key: value for key, value in (line.split() for line in self.lines) if key}
 
 
-Conf = tuple[Section, ...]
+Conf = t.Tuple[Section, ...]  # noqa: UP006 - evaluated, and Python 3.8 is looked at too
 
 
 def parse(text: str) -> Conf:
