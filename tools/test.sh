@@ -7,7 +7,7 @@ export PATH="$PWD/.venv/bin:$PATH" MOLECULE_GLOB='molecule/*/molecule.yml'
 mode=${1:-}
 
 clean_up() {
-  for purpose in molecule double e2e bare controller; do
+  for purpose in molecule double driver e2e bare controller; do
     python3 tools/testhost.py destroy "$purpose" >/dev/null || true
   done
 }
@@ -34,9 +34,11 @@ stage "molecule, recorded GPU hosts" molecule test -s 'gpu_*'
 python3 tools/testhost.py create double --hostname double
 # For the second way of closing helper ports, where systemd's own is not enforced.
 python3 tools/testhost.py exec double -- sh -c "apt-get update -qq && apt-get install -y -qq --no-install-recommends nftables >/dev/null"
-FIRSTLIGHT_SSH_CONFIG="$PWD/.cache/hosts/double/ssh_config" FIRSTLIGHT_HOST=double stage "services on a host" pytest -q tests/host
+FIRSTLIGHT_SSH_CONFIG="$PWD/.cache/hosts/double/ssh_config" FIRSTLIGHT_HOST=double stage "services on a host" pytest -q -m "not slow" tests/host
 FIRSTLIGHT_KEEP=1 stage "end to end" pytest -q -m "not slow" tests/e2e
 stage "the other ansible-core" tools/other_core.sh
 if [ "$mode" = full ]; then
   FIRSTLIGHT_KEEP=1 stage "slow tests" pytest -q -m slow tests/e2e
+  python3 tools/testhost.py create driver --hostname driver
+  FIRSTLIGHT_SSH_CONFIG="$PWD/.cache/hosts/driver/ssh_config" FIRSTLIGHT_HOST=driver stage "the driver in a container" pytest -q -m slow tests/host
 fi

@@ -22,6 +22,7 @@ PLACES = "/etc/apt /etc/modprobe.d /etc/systemd/system /var/lib/firstlight"
 
 pytestmark = [
     pytest.mark.host,
+    pytest.mark.slow,
     pytest.mark.skipif(not (SSH_CONFIG and ALIAS), reason="FIRSTLIGHT_SSH_CONFIG and FIRSTLIGHT_HOST name no host"),
 ]
 
