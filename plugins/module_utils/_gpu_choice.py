@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_problems import identity
+from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_problems import FOREIGN_MEMORY_MIB, identity
 
 Instance = t.Mapping[str, t.Any]
 Inventory = t.Mapping[str, t.Any]
@@ -22,8 +22,6 @@ Gpu = t.Mapping[str, t.Any]
 LOWEST_DRIVERS = (((0, 5, 12), (580, 65, 6)),)
 # Ranks with less free memory than this share of another's make the engine refuse to start (SGLang 0.5.23, "memory capacity is unbalanced").
 LEAST_SHARE = 0.9
-# Memory that others may hold before it is told: an idle desktop stays below it (case B42).
-UNSEEN_MIB = 500
 # Errors of the inventory that say why a GPU is not there. They do not concern an instance whose GPUs all work.
 ABSENCE_CODES = (
     "driver_not_installed",
@@ -277,7 +275,7 @@ def _may_be_own(gpu: Gpu) -> bool:
 
 def _is_held_unseen(gpu: Gpu) -> bool:
     """Memory is in use, and no process can be seen that has it: another container's (a container sees only its own processes)."""
-    return (gpu["memory_used_mib"] or 0) >= UNSEEN_MIB and not gpu["processes"]
+    return (gpu["memory_used_mib"] or 0) >= FOREIGN_MEMORY_MIB and not gpu["processes"]
 
 
 def _unseen(instance: Instance, choice: _Choice) -> str:
