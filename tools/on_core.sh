@@ -5,6 +5,6 @@ cd "$(dirname "$0")/.."
 PATH="$(cd "$1" && pwd):$PATH"
 ansible --version | head -1
 ANSIBLE_HOST_PATTERN_MISMATCH=ignore ansible-lint -q
-pytest -q tests/unit
+pytest -q -n auto --dist loadfile tests/unit
 tools/sanity.sh "${PATH%%:*}"
 FIRSTLIGHT_HOST=ready pytest -q tests/e2e -k second_run_changes_nothing
