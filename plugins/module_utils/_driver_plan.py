@@ -657,15 +657,28 @@ def _line(name: str) -> str:
     return match[1] if match else ""
 
 
+def _fabric(inventory: Inventory) -> str:
+    """What asks for a fabric manager, in words; empty where nothing does.
+
+    NVSwitches on the bus; or, on a machine that is no guest, GPUs that tell a state of their fabric: not all NVSwitches are PCI devices
+    of NVIDIA's. The manager of a guest's GPU runs where the switches are.
+    """
+    switches, state = len(inventory["nvswitches"]), inventory["fabric_state"]
+    if switches:
+        return f"{switches} NVSwitches"
+    told = state in ("not_started", "in_progress", "completed") and inventory["virtualization"] == "none"
+    return f"a fabric that is {state}" if told else ""
+
+
 def _fabric_manager(case: _Case, choice: _Candidate, names: src.Names | None) -> tuple[dict[str, t.Any] | None, list[Problem]]:
-    """The fabric manager of exactly the driver's version, where NVSwitches ask for it (case C12)."""
-    switches = len(case.inventory["nvswitches"])
-    wanted = case.wanted.fabric_manager if case.wanted.fabric_manager is not None else switches > 0
+    """The fabric manager of exactly the driver's version, where a fabric asks for it (case C12)."""
+    fabric = _fabric(case.inventory)
+    wanted = case.wanted.fabric_manager if case.wanted.fabric_manager is not None else bool(fabric)
     if not case.kernel or not wanted:
         return None, []
     if names is None or not names.fabric_manager:
         text = (
-            f"expected a fabric manager for {switches} NVSwitches, found that {_WORDS[choice.source]} have none; take source nvidia, or "
+            f"expected a fabric manager for {fabric or 'this host'}, found that {_WORDS[choice.source]} have none; take source nvidia, or "
             "bring one of exactly the driver's version and set gpu_driver_fabric_manager: false."
         )
         return None, [Problem("no_fabric_manager", text)]
@@ -675,7 +688,7 @@ def _fabric_manager(case: _Case, choice: _Candidate, names: src.Names | None) ->
         return manager, []
     have = ", ".join(src.newest(pkg.upstream(one) or "" for one in case.known.of(choice.source, name))) or "none"
     text = (
-        f"expected {name} of exactly the driver's version {choice.version} for {switches} NVSwitches, found {have}; ask for one of these "
+        f"expected {name} of exactly the driver's version {choice.version} for {fabric or 'this host'}, found {have}; ask for one of these "
         "as gpu_driver_version."
     )
     return None, [Problem("fabric_manager_version", text)]

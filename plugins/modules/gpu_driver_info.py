@@ -622,6 +622,7 @@ def outcome(host: Host, facts: HostFacts, inventory: dict[str, t.Any], plan: dic
     if user and not needed and not problems:
         problems += devices(user, inventory)
         problems += library_problems(inventory)
+        problems += _driver_state.answer_problems(inventory) if plan["mode"] == "kernel" and not problems else []
     if host.module.params["power_limit_w"] is not None and not needed and plan["mode"] == "kernel":
         problems += _driver_state.power_read_back(inventory, host.module.params["power_limit_w"])
     return {"problems": problems, "reboot_required": needed, "reboot_why": why}
