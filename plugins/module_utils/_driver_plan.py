@@ -15,6 +15,7 @@ import dataclasses
 import re
 import typing as t
 
+from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_modes
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_packages as pkg
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_sources as src
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import (
@@ -795,19 +796,14 @@ def _reboot(case: _Case, plan: t.Mapping[str, t.Any], holders: t.Sequence[str]) 
 
 
 def _notes(case: _Case, plan: t.Mapping[str, t.Any]) -> list[str]:
-    gpus = case.inventory["gpus"]
-    pending = [
-        label(gpu)
-        for gpu in gpus
-        if any(gpu[f"{kind}_pending"] is not None and gpu[f"{kind}_pending"] != gpu[kind] for kind in ("ecc_enabled", "mig_enabled"))
-    ]
+    waiting = _driver_modes.pending(case.inventory)
     notes = (
         (plan["left_alone"], f"left alone, since they are handed to guests: {', '.join(plan['left_alone'])}"),
         (len(plan["kernels"]) > 1, f"kernel {case.host.kernel} runs and {case.host.kernel_next} boots next: both get the module"),
         (case.kernel and case.inventory["secure_boot"] is None, "whether Secure Boot is on is not known"),
         (plan["version"] is None, f"the version is the newest of branch {plan['branch']} that the repository has"),
         (plan["source"] is None, "the driver that is loaded was not installed by a package or a .run file, and stays"),
-        (pending, f"a change of ECC or MIG waits for a reset or a reboot: {', '.join(pending)}"),
+        (waiting, f"waits for a reset or a reboot: {'; '.join(waiting)}"),
     )
     return [text for applies, text in notes if applies]
 

@@ -6,7 +6,7 @@
 FIRSTLIGHT_GPU_HOST names a copy of a recorded host, whose nvidia-smi.json is changed by `[-i GPU] -pm|-e|-mig 0|1`, `-pl WATTS` and
 `-lgc LOW,HIGH`; everything else is answered from it as nvidia_smi.py does. As the real one: ECC and MIG change what is pending, a GPU
 that has no such setting is a warning with exit status 0, and a power limit out of the range is an error. What was called is in the
-copy's file `calls`. A file `deaf` there lets it take power limits without keeping them (case A23: RTX 5090 below its lowest limit).
+copy's file `calls`. A file `deaf` there lets it take everything and keep nothing (case A23: RTX 5090 below its lowest limit).
 """
 
 from __future__ import annotations
@@ -70,17 +70,16 @@ class Host:
             if "N/A" in before or "Not Supported" in before:
                 print(f"Changing this is not supported for GPU {bus}.\nTreating as warning and moving on.")
                 continue
+            if (self.directory / "deaf").exists():
+                continue
             if option == "-pl":
                 low, high = (float(gpu[name].split()[0]) for name in ("power.min_limit", "power.max_limit"))
-                deaf = (self.directory / "deaf").exists()
-                if not deaf and not low <= float(value) <= high:
+                if not low <= float(value) <= high:
                     print(f"Provided power limit {float(value):.2f} W is not a valid power limit which should be between {low:.2f} W and")
                     print(f"{high:.2f} W for GPU {bus}\nTerminating early due to previous errors.")
                     return 2
-                if not deaf:
-                    self.change(gpu, option, f"{float(value):.2f} W")
-                continue
-            self.change(gpu, option, "Enabled" if value == "1" else "Disabled")
+            words = f"{float(value):.2f} W" if option == "-pl" else {"1": "Enabled", "0": "Disabled"}[value]
+            self.change(gpu, option, words)
         print("All done.")
         return 0
 

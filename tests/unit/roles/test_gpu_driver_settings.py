@@ -1,4 +1,5 @@
-"""What sets power limits and clocks at each boot, with a recorded host whose settings can be changed (case C25)."""
+"""What changes settings of GPUs, on a recorded host whose settings can be changed: power limits and clocks at each boot (case C25), and
+ECC and MIG by the role as it runs (case C32)."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
+import yaml
 
 ROOT = pathlib.Path(__file__).parents[3]
 SCRIPT = ROOT / "roles/gpu_driver/files/firstlight-nvidia-power"
@@ -20,6 +23,8 @@ class Host:
     def __init__(self, directory, recorded="2x_a6000"):
         self.directory = directory / "host"
         shutil.copytree(ROOT / "tests/fixtures/gpu/hosts" / recorded, self.directory, symlinks=True)
+        answers = json.loads((self.directory / "nvidia-smi.json").read_text())
+        (self.directory / "nvidia-smi.json").write_text(json.dumps([{**answer, "seconds": 0} for answer in answers]))
         (directory / "bin").mkdir()
         (directory / "bin/nvidia-smi").symlink_to(DOUBLE)
         self.environment = {**os.environ, "FIRSTLIGHT_GPU_HOST": str(self.directory), "PATH": f"{directory / 'bin'}:{os.environ['PATH']}"}
@@ -46,6 +51,12 @@ class Host:
 @pytest.fixture
 def host(tmp_path):
     return Host(tmp_path)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """One that drives its GPUs itself; the other is a container."""
+    return Host(tmp_path, "4x_a6000_hypervisor")
 
 
 def test_persistence_comes_first_and_each_gpu_gets_its_limit_by_uuid(host):
@@ -97,3 +108,69 @@ def test_without_a_driver_it_fails(tmp_path):
     done = host.run(SCRIPT, "250", "-")
     assert done.returncode == 1
     assert "Driver/library version mismatch" in done.stderr
+
+
+# ECC and MIG: the role on this machine, with the recorded host's GPUs; its driver is there and stays.
+
+
+def play(machine, *options, **variables):
+    hosts = {"here": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}
+    role_variables = {
+        "gpu_inventory_root": str(machine.directory),
+        "gpu_inventory_nvidia_smi_path": str(DOUBLE),
+        "gpu_driver_sglang_releases": [],
+        "gpu_driver_reboot": "if_required",
+        **variables,
+    }
+    tasks = [{"name": "Show", "ansible.builtin.debug": {"msg": "required={{ gpu_driver_reboot_required }} why={{ gpu_driver_reboot_why }}"}}]
+    plays = [{"hosts": "all", "gather_facts": False, "vars": role_variables, "roles": ["firstlight.sglang.gpu_driver"], "post_tasks": tasks}]
+    (machine.directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    (machine.directory / "play.yml").write_text(yaml.safe_dump(plays))
+    done = subprocess.run(
+        [pathlib.Path(sys.executable).parent / "ansible-playbook", "-i", machine.directory / "hosts.yml", machine.directory / "play.yml", *options],
+        cwd=ROOT,
+        env={**machine.environment, "ANSIBLE_NOCOLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    return done.returncode, " ".join(done.stdout.split())
+
+
+def settings(host):
+    return [call for call in host.calls() if "-e " in f"{call} " or "-mig " in f"{call} "]
+
+
+def test_ecc_is_set_once_waits_for_a_reboot_and_is_told(machine):
+    rc, output = play(machine, "--check", gpu_driver_ecc=True)
+    assert (rc, settings(machine)) == (0, []), output
+    assert "set ECC on for 00000000:" in output
+    assert "required=True why=set ECC on for" in output
+    rc, output = play(machine, gpu_driver_ecc=True)
+    assert rc == 0, output
+    assert settings(machine) == [f"-i GPU-00000000-0000-4000-8000-00000000010{number} -e 1" for number in range(4)]
+    assert "changed=1 " in output
+    assert "required=True why=ECC is off and will be on on 00000000:" in output
+    assert "It is left to you, since Ansible runs on this host itself" in output
+    rc, output = play(machine, gpu_driver_ecc=True)
+    assert (rc, len(settings(machine))) == (0, 4), output
+    assert "changed=0 " in output
+    assert "required=True why=ECC is off and will be on on 00000000:" in output
+    rc, output = play(machine)
+    assert "required=True why=ECC is off" in output, "also where nothing is asked for"
+
+
+def test_a_mode_that_a_gpu_has_not_is_refused_before_anything_is_told_to_it(machine):
+    rc, output = play(machine, gpu_driver_mig=True, gpu_driver_ecc=True)
+    assert rc == 2
+    assert "expected MIG on every GPU, found that" in output
+    assert settings(machine) == []
+
+
+def test_a_change_that_is_not_kept_is_no_success(machine):
+    (machine.directory / "deaf").touch()
+    rc, output = play(machine, gpu_driver_ecc=True)
+    assert rc == 2
+    assert "nvidia-smi ended well and did not: set ECC on for" in output
