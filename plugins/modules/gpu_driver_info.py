@@ -379,6 +379,7 @@ class View:
         self.options: list[str] = []
         self.directory = ""
         self.sources: list[_driver_packages.AptSource] = []
+        self.warnings: list[str] = []
 
     def open(self) -> None:
         """Make the directory: a copy of the host's sources, and links to the indexes that it has."""
@@ -430,6 +431,8 @@ class View:
         options = [*self.options_with(parts), "-o", "APT::Get::List-Cleanup=0", "-o", "APT::Update::Error-Mode=any"]
         rc, text = self.host.run("apt-get-update", "apt-get", *options, "update", timeout_s=self.host.module.params["timeout_s"])
         if rc == 0:
+            warning = _driver_packages.apt_warning(text)
+            self.warnings += [f"{warning.found}; {warning.action}"] if warning else []
             return ""
         known = _driver_packages.apt_error(text)
         last = next((line for line in reversed(text.splitlines()) if line.startswith("E: ")), f"apt-get update ended with status {rc}")
@@ -811,7 +814,7 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
         problems += simulated(decider, facts, wanted, plan) if not problems else []
     result["asked"] = list(decider.known.asked)
     if not problems and plan:
-        result.update(plan=plan, mode=plan["mode"], notes=plan["notes"] + decider.notes, steps=plan["steps"], key=decider.key)
+        result.update(plan=plan, mode=plan["mode"], notes=plan["notes"] + decider.notes + decider.view.warnings, steps=plan["steps"], key=decider.key)
         if plan["repository"] and not decider.key and plan["repository"]["present"]:
             plan["repository"] = None
     return problems
