@@ -81,10 +81,11 @@ def notes(inventory: Inventory, planned: t.Sequence[t.Mapping[str, t.Any]]) -> l
     for gpu in own_gpus(inventory):
         modes = [name for name in _OPTIONS if _waits(gpu, name)]
         modes += [change["mode"] for change in planned if change["gpu"] in (gpu["uuid"], gpu["pci_bus_id"])]
+        words = " and ".join(name.upper() for name in dict.fromkeys(modes))
         units = sorted({process["unit"] for process in gpu["processes"] if process.get("unit")})
         if modes and units:
             told.append(
-                f"{', '.join(units)} runs on {label(gpu)} and is sized for its present {' and '.join(name.upper() for name in dict.fromkeys(modes))} mode: "
+                f"{', '.join(units)} runs on {label(gpu)} and is sized for its present {words} mode: "
                 "look at its memory again after the reset or reboot"
             )
     return told

@@ -29,7 +29,6 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts im
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_limits import (
     Limits,
     guests_of,
-    label,
     limits,
     mode_of,
     nothing_to_drive,

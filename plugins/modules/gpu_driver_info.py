@@ -193,7 +193,7 @@ reboot_why:
   returned: always
   type: str
 modes:
-  description: Changes of ECC and MIG that are still to be made, each with C(mode), C(gpu), C(value), C(argv) and C(text). One that waits is made.
+  description: Changes of ECC and MIG that are still to be made, each with C(mode), C(gpu), C(value), C(argv) and C(text).
   returned: always
   type: list
   elements: dict
@@ -814,7 +814,9 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
         problems += simulated(decider, facts, wanted, plan) if not problems else []
     result["asked"] = list(decider.known.asked)
     if not problems and plan:
-        result.update(plan=plan, mode=plan["mode"], notes=plan["notes"] + decider.notes + decider.view.warnings, steps=plan["steps"], key=decider.key)
+        result.update(
+            plan=plan, mode=plan["mode"], notes=plan["notes"] + decider.notes + decider.view.warnings, steps=plan["steps"], key=decider.key
+        )
         if plan["repository"] and not decider.key and plan["repository"]["present"]:
             plan["repository"] = None
     return problems

@@ -50,11 +50,9 @@ class Host:
                 text = "".join(f"{', '.join(line)}\n" for line in lines)
             if answer.argv == ["-q", "-x"]:
                 blocks = re.split(r"(?=\t<gpu id=)", text)
-                for index, block in enumerate(blocks):
-                    if f"<uuid>{gpu['uuid']}</uuid>" in block:
-                        for element in elements:
-                            block = re.sub(rf"<{element}>[^<]*<", f"<{element}>{value}<", block, count=1)
-                        blocks[index] = block
+                (index,) = (index for index, block in enumerate(blocks) if f"<uuid>{gpu['uuid']}</uuid>" in block)
+                for element in elements:
+                    blocks[index] = re.sub(rf"<{element}>[^<]*<", f"<{element}>{value}<", blocks[index], count=1)
                 text = "".join(blocks)
             self.answers[number] = answer._replace(stdout=text)
         (self.directory / "nvidia-smi.json").write_text(json.dumps([answer._asdict() for answer in self.answers]), encoding="utf-8")

@@ -336,13 +336,20 @@ def test_c17_nvidia_uvm_is_missing_after_a_boot_or_is_no_device():
     (problem,) = state.device_problems({"/dev/nvidia-uvm": errno.ENOENT}, unite(card), "sglang")
     words_in(problem.text, "the user sglang can open /dev/nvidia-uvm", "nvidia-modprobe -c 0 -u")
     unit = (ROOT / "roles/gpu_driver/templates/firstlight-nvidia-uvm.service.j2").read_text()
-    words_in(unit, "modprobe -a nvidia nvidia-uvm", "nvidia-modprobe -c 0 -u", "Before=nvidia-persistenced.service {{ gpu_driver_before_units")
+    words_in(
+        unit, "modprobe -a nvidia nvidia-uvm", "nvidia-modprobe -c 0 -u", "Before=nvidia-persistenced.service {{ gpu_driver_before_units"
+    )
     defaults = yaml.safe_load((ROOT / "roles/gpu_driver/defaults/main.yml").read_text())
     words_in(defaults["gpu_driver_before_units"], "pve-guests.service")
 
 
 def lxc_choice(majors, *gpus):
-    listed = (("nvidia0", "nvidia", 0), ("nvidiactl", "nvidia", 255), ("nvidia-uvm", "nvidia-uvm", 0), ("nvidia-uvm-tools", "nvidia-uvm", 1))
+    listed = (
+        ("nvidia0", "nvidia", 0),
+        ("nvidiactl", "nvidia", 255),
+        ("nvidia-uvm", "nvidia-uvm", 0),
+        ("nvidia-uvm-tools", "nvidia-uvm", 1),
+    )
     nodes = [
         {"path": f"/dev/{name}", "kind": "character", "major": majors[driver], "minor": minor, "mode": "0666", "accessible": True}
         for name, driver, minor in listed
@@ -438,7 +445,11 @@ def test_c25_the_power_limit_is_set_after_the_daemon_and_read_back():
     assert re.search(r"^After=.*nvidia-persistenced\.service", unit, re.MULTILINE)
     assert "Type=oneshot" in unit
     script = (ROOT / "roles/gpu_driver/files/firstlight-nvidia-power").read_text()
-    assert script.index("nvidia-smi -pm 1") < script.index('-pl "$watts"') < script.index("--query-gpu=power.limit --format=csv,noheader,nounits)\n")
+    assert (
+        script.index("nvidia-smi -pm 1")
+        < script.index('-pl "$watts"')
+        < script.index("--query-gpu=power.limit --format=csv,noheader,nounits)\n")
+    )
     card = {"index": 0, "name": "NVIDIA RTX A6000", "power_limit_w": 300.0, "power_limit_min_w": 100.0, "power_limit_max_w": 300.0}
     other = {**card, "index": 1, "power_limit_w": 250.0}
     inventory = unite(Reading("nvml", gpus=[card, other]))
@@ -489,7 +500,9 @@ def test_c28_what_the_driver_asks_for_is_told_and_an_unknown_word_kept(word, act
     assert reading.gpus[0]["recovery_action"] == action
     told = [one for code, one in found(reading).items() if code in ("gpu_needs_reset", "recovery_action")]
     assert [advice in one["action"] for one in told] == ([] if advice is None else [True])
-    (finding,) = _gpu_system.log_findings("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)\n")
+    (finding,) = _gpu_system.log_findings(
+        "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)\n"
+    )
     assert finding.details["recovery_action"] == "reboot"
 
 
