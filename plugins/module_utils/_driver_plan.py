@@ -15,6 +15,7 @@ import dataclasses
 import re
 import typing as t
 
+from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_modes
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_packages as pkg
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_sources as src
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import (
@@ -28,7 +29,6 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts im
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_limits import (
     Limits,
     guests_of,
-    label,
     limits,
     mode_of,
     nothing_to_drive,
@@ -657,15 +657,28 @@ def _line(name: str) -> str:
     return match[1] if match else ""
 
 
+def _fabric(inventory: Inventory) -> str:
+    """What asks for a fabric manager, in words; empty where nothing does.
+
+    NVSwitches on the bus; or, on a machine that is no guest, GPUs that tell a state of their fabric: not all NVSwitches are PCI devices
+    of NVIDIA's. The manager of a guest's GPU runs where the switches are.
+    """
+    switches, state = len(inventory["nvswitches"]), inventory["fabric_state"]
+    if switches:
+        return f"{switches} NVSwitches"
+    told = state in ("not_started", "in_progress", "completed") and inventory["virtualization"] == "none"
+    return f"a fabric that is {state}" if told else ""
+
+
 def _fabric_manager(case: _Case, choice: _Candidate, names: src.Names | None) -> tuple[dict[str, t.Any] | None, list[Problem]]:
-    """The fabric manager of exactly the driver's version, where NVSwitches ask for it (case C12)."""
-    switches = len(case.inventory["nvswitches"])
-    wanted = case.wanted.fabric_manager if case.wanted.fabric_manager is not None else switches > 0
+    """The fabric manager of exactly the driver's version, where a fabric asks for it (case C12)."""
+    fabric = _fabric(case.inventory)
+    wanted = case.wanted.fabric_manager if case.wanted.fabric_manager is not None else bool(fabric)
     if not case.kernel or not wanted:
         return None, []
     if names is None or not names.fabric_manager:
         text = (
-            f"expected a fabric manager for {switches} NVSwitches, found that {_WORDS[choice.source]} have none; take source nvidia, or "
+            f"expected a fabric manager for {fabric or 'this host'}, found that {_WORDS[choice.source]} have none; take source nvidia, or "
             "bring one of exactly the driver's version and set gpu_driver_fabric_manager: false."
         )
         return None, [Problem("no_fabric_manager", text)]
@@ -675,7 +688,7 @@ def _fabric_manager(case: _Case, choice: _Candidate, names: src.Names | None) ->
         return manager, []
     have = ", ".join(src.newest(pkg.upstream(one) or "" for one in case.known.of(choice.source, name))) or "none"
     text = (
-        f"expected {name} of exactly the driver's version {choice.version} for {switches} NVSwitches, found {have}; ask for one of these "
+        f"expected {name} of exactly the driver's version {choice.version} for {fabric or 'this host'}, found {have}; ask for one of these "
         "as gpu_driver_version."
     )
     return None, [Problem("fabric_manager_version", text)]
@@ -782,19 +795,14 @@ def _reboot(case: _Case, plan: t.Mapping[str, t.Any], holders: t.Sequence[str]) 
 
 
 def _notes(case: _Case, plan: t.Mapping[str, t.Any]) -> list[str]:
-    gpus = case.inventory["gpus"]
-    pending = [
-        label(gpu)
-        for gpu in gpus
-        if any(gpu[f"{kind}_pending"] is not None and gpu[f"{kind}_pending"] != gpu[kind] for kind in ("ecc_enabled", "mig_enabled"))
-    ]
+    waiting = _driver_modes.pending(case.inventory)
     notes = (
         (plan["left_alone"], f"left alone, since they are handed to guests: {', '.join(plan['left_alone'])}"),
         (len(plan["kernels"]) > 1, f"kernel {case.host.kernel} runs and {case.host.kernel_next} boots next: both get the module"),
         (case.kernel and case.inventory["secure_boot"] is None, "whether Secure Boot is on is not known"),
         (plan["version"] is None, f"the version is the newest of branch {plan['branch']} that the repository has"),
         (plan["source"] is None, "the driver that is loaded was not installed by a package or a .run file, and stays"),
-        (pending, f"a change of ECC or MIG waits for a reset or a reboot: {', '.join(pending)}"),
+        (waiting, f"waits for a reset or a reboot: {'; '.join(waiting)}"),
     )
     return [text for applies, text in notes if applies]
 

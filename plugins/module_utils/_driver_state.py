@@ -137,6 +137,16 @@ def _major_problems(inventory: Inventory) -> list[Problem]:
     return problems
 
 
+def answer_problems(inventory: Inventory) -> list[Problem]:
+    """Whether the driver serves a GPU of this host: success is that it answers, not that its packages and services are there (case C26)."""
+    own = [gpu for gpu in inventory["gpus"] if gpu["health"] != "passed_through"]
+    if any(gpu["usable"] or gpu["mig_enabled"] for gpu in own):
+        return []
+    told = [f"{one['found']} ({one['action'].rstrip('.')})" for one in inventory.get("problems", ()) if one["severity"] == "error"]
+    words = "; ".join(told) or f"{len(own)} on the bus and none that can be used; look at nvidia-smi and the kernel log"
+    return [Problem("no_usable_gpu", f"expected that the driver serves a GPU, found {words}.")]
+
+
 # Power and clocks
 
 

@@ -17,6 +17,13 @@ _SEVERITIES = ("error", "warning", "info")
 FOREIGN_MEMORY_MIB = 500
 # What Windows keeps of a GPU under WSL2 without showing it as used (case A22).
 WSL_HIDDEN_MIB = 1341
+# What the driver asks for -> what to do (cases C27, C28; nvidia-smi's manual, GPU Recovery Action).
+_RECOVERY_ADVICE = {
+    "reset": "Stop what uses it and reset it (nvidia-smi --gpu-reset), else reboot.",
+    "reboot": "Reboot the machine, once: if it asks for the same again, power it off for half a minute.",
+    "drain_p2p": "Stop what uses it together with other GPUs; alone it still works.",
+    "drain_and_reset": "Give it no new work, wait until what uses it has ended, and reset it (nvidia-smi --gpu-reset), else reboot.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +187,24 @@ def _flavour_problems(result: t.Mapping[str, t.Any], evidence: Evidence) -> list
     return problems
 
 
+def _silent_gpu_cure(result: t.Mapping[str, t.Any], finding: _gpu_system.Finding | None) -> str:
+    """What to do where the loaded driver serves none of the GPUs. The same status of RmInitAdapter has two causes (case C03): the
+    firmware's settings, unless the module is the proprietary one and it is not known whether the GPU takes that."""
+    code = finding.code if finding else ""
+    status = str(finding.details.get("status") or "") if finding else ""
+    unknown = any(gpu["generation"] is None for gpu in result["gpus"] if gpu["health"] != "passed_through")
+    if code == "rm_init_failed" and status.startswith("0x22:0x56:") and result["driver_flavour"] == "proprietary" and unknown:
+        return "Install the open flavour of the driver."
+    if code == "rm_init_failed":
+        return (
+            "In the machine's firmware setup switch on Above 4G Decoding and Resizable BAR, and power it off and on; where they are on, "
+            "look at the GPU's seat and power."
+        )
+    if code == "gsp_firmware_failed":
+        return "Install the firmware files of exactly the driver's version, and power the machine off and on."
+    return "Look at the kernel log: a wrong flavour, the firmware (Above 4G Decoding, Resizable BAR), or a GPU without power."
+
+
 def _library_problems(result: t.Mapping[str, t.Any], readings: t.Sequence[Reading]) -> list[dict[str, t.Any]]:
     """The userland against the loaded module."""
     errors = _errors(readings)
@@ -280,7 +305,7 @@ def _loading_problems(result: t.Mapping[str, t.Any], readings: t.Sequence[Readin
                 "no_devices",
                 "error",
                 f"the driver is loaded and serves none of {', '.join(_label(gpu) for gpu in real)}{hint}",
-                "Look at the kernel log: a wrong flavour, the firmware (Above 4G Decoding, Resizable BAR), or a GPU without power.",
+                _silent_gpu_cure(result, firmware),
             )
         ]
     return []
@@ -329,15 +354,8 @@ def _gpu_state(gpu: t.Mapping[str, t.Any], evidence: Evidence) -> list[dict[str,
             "Other GPUs may be listed and still refuse new processes.",
         )
     elif gpu["health"] == "needs_reset":
-        action = gpu["recovery_action"]
-        add(
-            "gpu_needs_reset",
-            "error",
-            f"{label} must be reset before it can be used{hint}",
-            "Reboot the machine."
-            if action in ("reboot", "system_reboot")
-            else "Stop what uses it and reset it (nvidia-smi --gpu-reset), else reboot.",
-        )
+        action = _RECOVERY_ADVICE.get(gpu["recovery_action"], _RECOVERY_ADVICE["reset"])
+        add("gpu_needs_reset", "error", f"{label} must be reset before it can be used{hint}", action)
     elif gpu["health"] == "unknown" and gpu["kernel_driver"] == "nvidia":
         add(
             "gpu_not_listed",
@@ -374,7 +392,8 @@ def _gpu_state(gpu: t.Mapping[str, t.Any], evidence: Evidence) -> list[dict[str,
         )
         add("foreign_processes", "warning", f"{label}: memory is held by {names}", "End them, or plan with what is left.")
     if gpu["health"] == "degraded" and gpu["recovery_action"] not in (None, "none"):
-        add("recovery_action", "warning", f"{label} asks for: {gpu['recovery_action']}", "Look for it in the manual of nvidia-smi.")
+        action = _RECOVERY_ADVICE.get(gpu["recovery_action"], "Look for it in the manual of nvidia-smi.")
+        add("recovery_action", "warning", f"{label} asks for: {gpu['recovery_action']}", action)
     if gpu["health"] == "degraded" and not problems:
         add(
             "unreadable_values",

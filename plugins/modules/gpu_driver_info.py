@@ -102,6 +102,12 @@ options:
     description: Lowest and highest clock that are asked for, MHz.
     type: list
     elements: int
+  ecc:
+    description: Whether error correction of the GPUs' memory is to be on. Without it, it stays as it is.
+    type: bool
+  mig:
+    description: Whether the GPUs are to be in MIG mode. Without it, they stay as they are.
+    type: bool
   host_version_path:
     description: Where the version of the loaded module is read from.
     type: path
@@ -179,13 +185,22 @@ steps:
   type: list
   elements: dict
 reboot_required:
-  description: Whether only a reboot brings the driver that is, or will be, installed.
+  description: Whether only a reboot brings the driver that is, or will be, installed, or a change of ECC or MIG.
   returned: always
   type: bool
 reboot_why:
   description: Why.
   returned: always
   type: str
+modes:
+  description: Changes of ECC and MIG that are still to be made, each with C(mode), C(gpu), C(value), C(argv) and C(text).
+  returned: always
+  type: list
+  elements: dict
+module_waits:
+  description: Whether it is the driver that waits for the reboot.
+  returned: always
+  type: bool
 reboot_allowed:
   description: Whether this run may reboot the host.
   returned: always
@@ -233,6 +248,7 @@ from ansible.module_utils.urls import open_url
 from ansible_collections.firstlight.sglang.plugins.module_utils import (
     _driver_facts,
     _driver_key,
+    _driver_modes,
     _driver_outcome,
     _driver_packages,
     _driver_plan,
@@ -363,6 +379,7 @@ class View:
         self.options: list[str] = []
         self.directory = ""
         self.sources: list[_driver_packages.AptSource] = []
+        self.warnings: list[str] = []
 
     def open(self) -> None:
         """Make the directory: a copy of the host's sources, and links to the indexes that it has."""
@@ -414,6 +431,8 @@ class View:
         options = [*self.options_with(parts), "-o", "APT::Get::List-Cleanup=0", "-o", "APT::Update::Error-Mode=any"]
         rc, text = self.host.run("apt-get-update", "apt-get", *options, "update", timeout_s=self.host.module.params["timeout_s"])
         if rc == 0:
+            warning = _driver_packages.apt_warning(text)
+            self.warnings += [f"{warning.found}; {warning.action}"] if warning else []
             return ""
         known = _driver_packages.apt_error(text)
         last = next((line for line in reversed(text.splitlines()) if line.startswith("E: ")), f"apt-get update ended with status {rc}")
@@ -622,6 +641,7 @@ def outcome(host: Host, facts: HostFacts, inventory: dict[str, t.Any], plan: dic
     if user and not needed and not problems:
         problems += devices(user, inventory)
         problems += library_problems(inventory)
+        problems += _driver_state.answer_problems(inventory) if plan["mode"] == "kernel" and not problems else []
     if host.module.params["power_limit_w"] is not None and not needed and plan["mode"] == "kernel":
         problems += _driver_state.power_read_back(inventory, host.module.params["power_limit_w"])
     return {"problems": problems, "reboot_required": needed, "reboot_why": why}
@@ -696,6 +716,8 @@ def main() -> None:
             "runfile_sha256": text,
             "power_limit_w": number,
             "clocks_mhz": {"type": "list", "elements": "int"},
+            "ecc": flag,
+            "mig": flag,
             "host_version_path": {"type": "path", "default": "/proc/driver/nvidia/version"},
             "record_path": {"type": "path", "default": "/var/lib/firstlight/gpu_driver.json"},
             "device_user": text,
@@ -728,6 +750,7 @@ def main() -> None:
         "packages": _driver_state.driver_packages(facts),
         "key": "",
         "asked": [],
+        "modes": [],
     }
     try:
         record = json.loads(host.read(params["record_path"]) or "{}")
@@ -744,8 +767,26 @@ def main() -> None:
     else:
         problems = look_ahead(host, facts, wanted, inventory, result)
         reboot.update({key: result["plan"][key] for key in reboot} if result["plan"] else {})
+    result["module_waits"] = reboot["reboot_required"]
+    if params["state"] == "present":
+        reboot.update({} if reboot["reboot_required"] else {"reboot_allowed": allowed, "reboot_allowed_why": why_not})
+        problems += with_modes(_driver_modes.Modes(params["ecc"], params["mig"]), inventory, result, reboot)
     result["problems"] = [{"code": problem.code, "text": problem.text} for problem in problems]
     module.exit_json(changed=False, **result, **reboot)
+
+
+def with_modes(
+    modes: _driver_modes.Modes, inventory: dict[str, t.Any], result: dict[str, t.Any], reboot: dict[str, t.Any]
+) -> list[Problem]:
+    """Add ECC and MIG to the result, and what waits for a reboot; problems."""
+    result["modes"] = _driver_modes.changes(modes, inventory)
+    result["steps"] = [*result["steps"], *({"step": "modes", "text": change["text"]} for change in result["modes"])]
+    result["notes"] = [*result["notes"], *_driver_modes.notes(inventory, result["modes"])]
+    waiting = [*_driver_modes.pending(inventory), *(change["text"] for change in result["modes"])]
+    if waiting:
+        reboot["reboot_required"] = True
+        reboot["reboot_why"] = "; ".join(word for word in (reboot["reboot_why"], *waiting) if word)
+    return _driver_modes.problems(modes, inventory)
 
 
 def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str, t.Any], result: dict[str, t.Any]) -> list[Problem]:
@@ -773,7 +814,9 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
         problems += simulated(decider, facts, wanted, plan) if not problems else []
     result["asked"] = list(decider.known.asked)
     if not problems and plan:
-        result.update(plan=plan, mode=plan["mode"], notes=plan["notes"] + decider.notes, steps=plan["steps"], key=decider.key)
+        result.update(
+            plan=plan, mode=plan["mode"], notes=plan["notes"] + decider.notes + decider.view.warnings, steps=plan["steps"], key=decider.key
+        )
         if plan["repository"] and not decider.key and plan["repository"]["present"]:
             plan["repository"] = None
     return problems

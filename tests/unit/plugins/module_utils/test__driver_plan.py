@@ -910,7 +910,9 @@ def test_a_change_that_waits_for_a_reset_is_noted():
     gpus = inventory((A6000, "nvidia"), proc=loaded("535.309.01", "proprietary"), secure_boot="disabled")
     gpus["gpus"][0].update(ecc_enabled=False, ecc_enabled_pending=True)
     host = dataclasses.replace(DEBIAN_12, packages=WHOLE_12, headers=[KERNEL_12])
-    assert any("ECC or MIG waits" in note and "00000000:01:00.0" in note for note in plan(Wanted(), host, gpus, OFFERS_12)["notes"])
+    assert any(
+        "ECC is off and will be on" in note and "00000000:01:00.0" in note for note in plan(Wanted(), host, gpus, OFFERS_12)["notes"]
+    )
     gpus["gpus"][0].update(ecc_enabled=True)
     assert not any("waits" in note for note in plan(Wanted(), host, gpus, OFFERS_12)["notes"])
 
