@@ -24,6 +24,11 @@ def own_gpus(inventory: Inventory) -> list[t.Mapping[str, t.Any]]:
     return [gpu for gpu in inventory["gpus"] if gpu["health"] != "passed_through"]
 
 
+def answers(inventory: Inventory) -> bool:
+    """Whether NVML or nvidia-smi tells of a GPU: only they number them."""
+    return any(gpu["index"] is not None for gpu in own_gpus(inventory))
+
+
 def guests_of(inventory: Inventory) -> list[str]:
     return [label(gpu) for gpu in inventory["gpus"] if gpu["health"] == "passed_through"]
 

@@ -28,6 +28,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts im
 )
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_limits import (
     Limits,
+    answers,
     guests_of,
     limits,
     mode_of,
@@ -240,10 +241,12 @@ def _installed(case: _Case) -> _Installed:
 def _foreign(case: _Case, installed: _Installed) -> Decision | None:
     """A driver that no package brought: it stays where it is good enough, and is in the way of packages else."""
     loaded = case.inventory["driver_version"]
-    if not case.kernel or installed.version is not None or not (case.host.nvidia_installer or loaded):
+    if installed.version is not None or not (case.host.nvidia_installer or loaded):
         return None
     wanted = case.wanted
     file = src.runfile_version(wanted.runfile or "")
+    if not case.kernel:
+        return _foreign_userland(case, file)
     branch = src.branch_of(loaded or "")
     flavour = case.inventory["driver_flavour"]
     asked = case.exact in (None, loaded) and wanted.branch in (None, branch) and file in (None, loaded) and not wanted.upgrade
@@ -258,6 +261,23 @@ def _foreign(case: _Case, installed: _Installed) -> Decision | None:
         )
         return Decision(None, [Problem("driver_of_runfile", text)])
     return None
+
+
+def _foreign_userland(case: _Case, file: str | None) -> Decision | None:
+    """A userland of a .run file, or one that the container's host binds in. Packages beside it would break it. file: version of the .run
+    file that is asked for."""
+    library = case.inventory["driver_userland_version"]
+    there = answers(case.inventory) or library == case.exact
+    if there and file in (None, case.exact) and case.wanted.source in ("auto", "runfile"):
+        reason = f"the userland {case.exact} is there and is the module's"
+        return Decision(_plan(reason=reason, branch=src.branch_of(case.exact or ""), version=case.exact), [])
+    if case.wanted.runfile or not (there or library or case.host.nvidia_installer):
+        return None
+    text = (
+        f"expected no userland beside the packages, found {library or 'one'} that no package brought; run nvidia-uninstall if a .run file "
+        f"brought it, or stop giving it to the container from outside, or give gpu_driver_runfile (of {case.exact})."
+    )
+    return Decision(None, [Problem("userland_without_package", text)])
 
 
 def _kept(case: _Case, installed: _Installed) -> _Candidate | None:

@@ -10,9 +10,10 @@ import errno
 import re
 import typing as t
 
+from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_limits, _driver_plan, _driver_sources
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_packages as pkg
-from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_plan, _driver_sources
-from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import HostFacts, Inventory, Problem, Wanted
+from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import HostFacts, Inventory, Problem, Wanted, option_problems
+from ansible_collections.firstlight.sglang.plugins.module_utils._driver_outcome import reboot_allowed, reboot_needed
 
 # A driver that is there and suits
 
@@ -36,26 +37,75 @@ def _idle(plan: t.Mapping[str, t.Any], reason: str) -> dict[str, t.Any]:
     }
 
 
-def leave(decision: _driver_plan.Decision, wanted: Wanted, host: HostFacts, inventory: Inventory, ours: bool) -> _driver_plan.Decision:
-    """The decision, or one to leave what is there as it is: a driver that works and suits, and that this role has not installed.
+def leave(wanted: Wanted, host: HostFacts, inventory: Inventory, ours: bool) -> _driver_plan.Decision | None:
+    """A driver that works and that this role has not installed is never touched unasked; None: it is decided about.
 
-    Nothing is pinned and no service is changed then: whoever installed it looks after it. ours: the role has a record on this host.
+    It works when its GPUs answer through NVML or nvidia-smi, however it came here. One that suits what is asked stays, with nothing pinned
+    and no service changed: whoever installed it looks after it. One that is too old is not replaced without a word either, since what runs
+    with it breaks until the next reboot. ours: the role has a record on this host.
     """
-    loaded, plan = inventory["driver_version"], decision.plan
-    library = inventory["driver_userland_version"]
-    packaged = pkg.set_versions(host.packages)
-    asked = wanted.version or _driver_sources.runfile_version(wanted.runfile or "")
-    if inventory["container"] and loaded and loaded == library and not packaged and asked in (None, loaded):
-        # A userland of a .run file, or one that the container's host binds in. Packages beside it would break it.
-        codes = {problem.code for problem in decision.problems}
-        if wanted.source in ("auto", "runfile") and codes <= {"no_matching_userland"}:
-            empty = {**copy.deepcopy(_driver_plan.PLAN), "branch": _driver_sources.branch_of(loaded), "version": loaded}
-            return _driver_plan.Decision(_idle(empty, f"the userland {loaded} is there and is the module's"), [])
-    if plan is None or ours or plan["mode"] == "none" or not loaded or not _nothing_asked(wanted):
+    loaded = inventory["driver_version"]
+    if ours or not loaded or not _driver_limits.answers(inventory) or not _nothing_asked(wanted) or option_problems(wanted):
+        return None
+    if wanted.mode not in ("auto", "userland" if inventory["container"] else "kernel"):
+        return None
+    needs = _driver_sources.engine_needs(wanted.sglang_release) if wanted.sglang_release else None
+    if needs is None or (_driver_sources.parse_version(loaded) or ()) >= (_driver_sources.parse_version(needs.driver) or ()):
+        return _left(wanted, host, inventory, loaded)
+    if inventory["container"] or inventory["virtualization"] == "wsl":  # its host's matter
+        return None
+    text = (
+        f"expected driver {needs.driver} or later (SGLang {wanted.sglang_release} brings CUDA {needs.cuda}), found {loaded}, which works "
+        "and was not installed by this role; set gpu_driver_upgrade: true to have it replaced (what uses the GPUs now may fail until the "
+        "reboot), or take an older release of SGLang."
+    )
+    return _driver_plan.Decision(None, [Problem("driver_too_old", text)])
+
+
+def _left(wanted: Wanted, host: HostFacts, inventory: Inventory, loaded: str) -> _driver_plan.Decision | None:
+    """The plan that leaves a driver as it is; None where only the reboot that is allowed brings the module that is installed."""
+    container = bool(inventory["container"])
+    needed, why = reboot_needed(
+        loaded=loaded, installed=host.module_version, loaded_flavour=inventory["driver_flavour"], flavour=host.module_flavour
+    )
+    allowed, why_not = reboot_allowed(wanted, host, container)
+    if needed and allowed:
+        return None
+    reason = f"the driver {loaded} works and suits; this role did not install it"
+    plan = {
+        **copy.deepcopy(_driver_plan.PLAN),
+        "reason": f"the userland of the host's driver {loaded} is there and works" if container else reason,
+        "branch": _driver_sources.branch_of(loaded),
+        "version": loaded,
+        "flavour": inventory["driver_flavour"],
+        "left_alone": _driver_limits.guests_of(inventory),
+        "reboot_required": needed,
+        "reboot_why": why,
+        "reboot_allowed": allowed,
+        "reboot_allowed_why": why_not,
+    }
+    return _driver_plan.Decision(plan, [])
+
+
+def idle(decision: _driver_plan.Decision, wanted: Wanted, inventory: Inventory, ours: bool) -> _driver_plan.Decision:
+    """The decision, or one to change nothing where a loaded driver that does not answer yet needs nothing but a reboot.
+
+    ours: the role has a record on this host.
+    """
+    plan = decision.plan
+    if plan is None or ours or plan["mode"] == "none" or not inventory["driver_version"] or not _nothing_asked(wanted):
         return decision
     if any(plan[key] for key in ("packages", "packages_remove", "runfile", "mok")):
         return decision
-    return _driver_plan.Decision(_idle(plan, f"the driver {loaded} is loaded and suits; this role did not install it"), [])
+    reason = f"the driver {inventory['driver_version']} is loaded and suits; this role did not install it"
+    return _driver_plan.Decision(_idle(plan, reason), [])
+
+
+def brings(plan: t.Mapping[str, t.Any]) -> bool:
+    """Whether a run brings a driver, so that what the GPUs say before it counts for nothing."""
+    changes = any(plan[key] for key in ("packages", "packages_remove", "runfile", "mok"))
+    loads = any(step["step"] == "load" for step in plan["steps"])
+    return plan["mode"] != "none" and (changes or loads or (plan["reboot_required"] and plan["reboot_allowed"]))
 
 
 # The role's record

@@ -33,6 +33,20 @@ ABSENCE_CODES = (
     "secure_boot_refused",
     "source_failed",
 )
+# Errors of the inventory that bringing a driver mends, or that its own verification tells afterwards.
+_OF_THE_DRIVER = (
+    *ABSENCE_CODES,
+    "driver_branch_too_new",
+    "driver_library_mismatch",
+    "fabric_not_ready",
+    "gpu_not_listed",
+    "library_missing",
+    "no_devices",
+    "userland_missing",
+    "uvm_missing",
+    "uvm_wrong_major",
+    "wrong_module_flavour",
+)
 # While such a GPU is there, CUDA may number the others differently from nvidia-smi, which still counts it (case A09).
 _UNCOUNTED = ("lost", "needs_reset")
 _STATES = {
@@ -52,13 +66,20 @@ class _Choice(t.NamedTuple):
     is_mig: bool
 
 
-def problems(instances: t.Iterable[Instance], inventory: Inventory) -> list[str]:
-    """What keeps the GPUs that instances ask for from being used, the host's problems first. Nothing for instances that ask for none."""
+def problems(instances: t.Iterable[Instance], inventory: Inventory, driver_comes: bool = False) -> list[str]:
+    """What keeps the GPUs that instances ask for from being used, the host's problems first. Nothing for instances that ask for none.
+
+    driver_comes: one that suits is about to be brought, or why not is told elsewhere; only what no driver mends counts.
+    """
     wanting = [instance for instance in instances if instance["gpus"]]
+    if driver_comes:
+        wanting, inventory = _foretold(wanting, inventory)
     if not wanting:
         return []
     errors = [problem for problem in inventory["problems"] if problem["severity"] == "error"]
-    if inventory["driver_version"] is None and not any(gpu["usable"] for gpu in inventory["gpus"]):
+    if driver_comes:
+        found = []
+    elif inventory["driver_version"] is None and not any(gpu["usable"] for gpu in inventory["gpus"]):
         found, errors = [_no_driver(wanting, inventory, errors[:1])], errors[1:]
     else:
         found = _old_driver(wanting, inventory["driver_version"], inventory.get("cuda_driver_version"))
@@ -68,6 +89,23 @@ def problems(instances: t.Iterable[Instance], inventory: Inventory) -> list[str]
         found += [problem for instance in wanting for problem in _instance_problems(instance, inventory)]
         found += _shared(wanting, inventory)
     return list(dict.fromkeys(found))
+
+
+def _foretold(instances: t.Sequence[Instance], inventory: Inventory) -> tuple[list[Instance], Inventory]:
+    """Instances and inventory as they are to be compared before a driver comes: GPUs without one are numbered in the order of the PCI bus,
+    as nvidia-smi will. UUIDs are not known then; nor is, in a container, which of the host's GPUs it was given."""
+    told = [problem for problem in inventory["problems"] if problem["code"] not in _OF_THE_DRIVER]
+    own = sorted((gpu for gpu in inventory["gpus"] if gpu["health"] != "passed_through"), key=lambda gpu: gpu["pci_bus_id"] or "")
+    if own and all(gpu["index"] is not None for gpu in own):
+        return list(instances), {**inventory, "problems": told}
+    guests = [gpu for gpu in inventory["gpus"] if gpu["health"] == "passed_through"]
+    mended = {"health": "ok", "usable": True}
+    numbered = [{**gpu, "index": number, **(mended if gpu["health"] in ("no_driver", "unknown") else {})} for number, gpu in enumerate(own)]
+    asked = [
+        {**instance, "gpus": [gpu for gpu in instance["gpus"] if re.fullmatch("[0-9]+", str(gpu)) and not inventory["container"]]}
+        for instance in instances
+    ]
+    return [instance for instance in asked if instance["gpus"]], {**inventory, "gpus": numbered + guests, "problems": told}
 
 
 def warnings(instances: t.Iterable[Instance], inventory: Inventory, running: t.Collection[str] = ()) -> list[str]:

@@ -184,6 +184,10 @@ steps:
   returned: always
   type: list
   elements: dict
+brings:
+  description: Whether a run brings a driver, so that what the GPUs say before it counts for nothing.
+  returned: always
+  type: bool
 reboot_required:
   description: Whether only a reboot brings the driver that is, or will be, installed, or a change of ECC or MIG.
   returned: always
@@ -746,6 +750,7 @@ def main() -> None:
         "problems": [],
         "notes": [],
         "steps": [],
+        "brings": False,
         "installed": _driver_packages.set_versions(facts.packages),
         "packages": _driver_state.driver_packages(facts),
         "key": "",
@@ -805,7 +810,12 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
         result.update(plan=None if problems else plan, mode=plan["mode"], steps=plan["steps"])
         return problems
     decider = Decider(host, facts, wanted, inventory)
-    decision = _driver_state.leave(decider.run(), wanted, facts, inventory, bool(record))
+    # Power limits are asked for of a host's own driver, wherever it comes from.
+    powered = not inventory["container"] and (params["power_limit_w"] is not None or params["clocks_mhz"] is not None)
+    ours = bool(record) or powered
+    decision = _driver_state.leave(wanted, facts, inventory, ours)
+    if decision is None:
+        decision = _driver_state.idle(decider.run(), wanted, inventory, ours)
     problems = [decider.with_refusals(problem) for problem in decision.problems]
     plan = decision.plan or {}
     if plan:
@@ -817,6 +827,7 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
         result.update(
             plan=plan, mode=plan["mode"], notes=plan["notes"] + decider.notes + decider.view.warnings, steps=plan["steps"], key=decider.key
         )
+        result["brings"] = _driver_state.brings(plan)
         if plan["repository"] and not decider.key and plan["repository"]["present"]:
             plan["repository"] = None
     return problems

@@ -15,7 +15,7 @@ FIXTURES = pathlib.Path(__file__).parents[3] / "fixtures/driver"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (builder@host)\n"
 
 
-def inventory(version=None, *, library=None, container=False, nodes=(), majors=None, **gpu):
+def inventory(version=None, *, library=None, container=False, nodes=(), majors=None, smi=None, **gpu):
     host = {
         "container": container,
         "virtualization": "lxc" if container else "none",
@@ -26,7 +26,8 @@ def inventory(version=None, *, library=None, container=False, nodes=(), majors=N
     }
     card = {"pci_bus_id": "00000000:01:00.0", "pci_device_id": "10de:2230", "kernel_driver": "nvidia" if version else None, **gpu}
     proc = _gpu_system.proc_reading(OPEN.format(version) if version else "", {})
-    return _gpu_inventory.unite([Reading("system", host=host), proc, Reading("sysfs", gpus=[] if container else [card])])
+    told = [Reading("nvidia_smi_xml", gpus=[{**card, **smi}])] if smi else []
+    return _gpu_inventory.unite([*told, Reading("system", host=host), proc, Reading("sysfs", gpus=[] if container else [card])])
 
 
 def host(dpkg="", **facts):
@@ -35,7 +36,9 @@ def host(dpkg="", **facts):
 
 
 def decide(wanted, facts, found, ours=False):
-    return _driver_state.leave(_driver_plan.decide(wanted, facts, found, Offers()), wanted, facts, found, ours)
+    """As gpu_driver_info does."""
+    left = _driver_state.leave(wanted, facts, found, ours)
+    return left or _driver_state.idle(_driver_plan.decide(wanted, facts, found, Offers()), wanted, found, ours)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,79 @@ def test_a_driver_that_is_too_old_for_the_release_is_not_left():
     assert decision.plan is None or decision.plan["packages"]
 
 
+SMI = {"index": 0, "uuid": "GPU-1", "name": "NVIDIA RTX A6000"}  # as nvidia-smi tells of a GPU
+
+
+@pytest.mark.parametrize("container", [False, True], ids=["host", "container"])
+@pytest.mark.parametrize("distribution", ["debian", "arch"], ids=["a known platform", "an unknown one"])
+def test_a_driver_that_answers_is_left_alone_wherever_it_comes_from(container, distribution):
+    facts = HostFacts(distribution, "13", "x86_64", "6.12.57+deb13-amd64")
+    found = inventory("580.95.05", container=container, smi=SMI)
+    decision = _driver_state.leave(Wanted(sglang_release="0.5.23"), facts, found, ours=False)
+    assert (decision.problems, decision.plan["mode"], decision.plan["steps"]) == ([], "none", [])
+    assert (decision.plan["version"], "580.95.05" in decision.plan["reason"]) == ("580.95.05", True)
+    assert set(decision.plan) == set(_driver_plan.PLAN)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"upgrade": True},
+        {"branch": 590},
+        {"version": "580.105.08"},
+        {"source": "nvidia"},
+        {"runfile": "/srv/NVIDIA-Linux-x86_64-580.105.08.run"},
+        {"flavour": "proprietary"},
+        {"mode": "userland"},
+        {"reboot": "sometimes"},
+    ],
+    ids=lambda wanted: next(iter(wanted)),
+)
+def test_what_is_asked_for_is_decided_about_although_a_driver_works(wanted):
+    found = inventory("580.95.05", smi=SMI)
+    assert _driver_state.leave(Wanted(sglang_release="0.5.23"), host(), found, ours=False) is not None
+    assert _driver_state.leave(Wanted(sglang_release="0.5.23", **wanted), host(), found, ours=False) is None
+    assert _driver_state.leave(Wanted(sglang_release="0.5.23"), host(), found, ours=True) is None
+
+
+def test_a_driver_that_works_and_is_too_old_is_replaced_only_where_that_is_asked_for():
+    found = inventory("550.163.01", smi=SMI)
+    decision = _driver_state.leave(Wanted(sglang_release="0.5.23"), host(), found, ours=False)
+    (problem,) = decision.problems
+    assert (decision.plan, problem.code) == (None, "driver_too_old")
+    assert all(word in problem.text for word in ("580.65.06", "550.163.01", "gpu_driver_upgrade: true"))
+    assert _driver_state.leave(Wanted(sglang_release="0.5.9"), host(), found, ours=False).plan["mode"] == "none"
+    # The driver of a container is its host's matter.
+    inside = inventory("550.163.01", container=True, smi=SMI)
+    assert [one.code for one in decide(Wanted(sglang_release="0.5.23"), host(), inside).problems] == ["host_driver_too_old"]
+
+
+def test_a_module_that_waits_for_a_reboot_is_told_and_the_reboot_left_to_whom_it_is_allowed():
+    found = inventory("580.95.05", smi=SMI)
+    facts = host(module_version="580.105.08", module_flavour="open")
+    plan = _driver_state.leave(Wanted(sglang_release="0.5.23"), facts, found, ours=False).plan
+    assert (plan["mode"], plan["reboot_required"], plan["reboot_allowed"]) == ("none", True, False)
+    assert "580.105.08" in plan["reboot_why"]
+    assert _driver_state.leave(Wanted(sglang_release="0.5.23", reboot="if_required"), facts, found, ours=False) is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        ({"mode": "none"}, False),
+        ({"mode": "kernel"}, False),
+        ({"mode": "kernel", "packages": ["nvidia-open-kernel-dkms"]}, True),
+        ({"mode": "userland", "runfile": {"file": "x"}}, True),
+        ({"mode": "kernel", "mok": {"commands": []}}, True),
+        ({"mode": "kernel", "steps": [{"step": "load", "text": ""}]}, True),
+        ({"mode": "kernel", "reboot_required": True}, False),
+        ({"mode": "kernel", "reboot_required": True, "reboot_allowed": True}, True),
+    ],
+)
+def test_a_run_brings_a_driver_when_it_changes_loads_or_reboots(plan, expected):
+    assert _driver_state.brings({**_driver_plan.PLAN, **plan}) is expected
+
+
 def test_a_userland_without_packages_in_a_container_stays():
     """Case C22 solved by a .run file: packages beside it would break it."""
     found = inventory("580.95.05", library="580.95.05", container=True)
@@ -67,9 +143,22 @@ def test_a_userland_without_packages_in_a_container_stays():
     assert "580.95.05" in decision.plan["reason"]
 
 
-def test_a_userland_of_another_version_does_not_stay():
-    decision = decide(Wanted(), host(), inventory("580.95.05", library="580.105.08", container=True))
-    assert decision.plan is None or decision.plan["mode"] == "userland"
+@pytest.mark.parametrize(
+    ("library", "wanted", "facts", "mode", "codes"),
+    [
+        ("580.95.05", {"version": "580.95.05"}, {}, "none", []),
+        ("580.95.05", {"branch": 580, "upgrade": True}, {}, "none", []),
+        ("580.95.05", {"source": "distribution"}, {}, None, ["userland_without_package"]),
+        ("580.105.08", {}, {}, None, ["userland_without_package"]),
+        (None, {}, {"nvidia_installer": True}, None, ["userland_without_package"]),
+        ("580.105.08", {"runfile": "/srv/NVIDIA-Linux-x86_64-580.95.05.run"}, {}, "userland", []),
+        ("580.95.05", {"runfile": "/srv/NVIDIA-Linux-x86_64-580.95.05.run"}, {}, "none", []),
+    ],
+)
+def test_packages_never_come_beside_a_userland_that_no_package_brought(library, wanted, facts, mode, codes):
+    decision = decide(Wanted(**wanted), host(**facts), inventory("580.95.05", library=library, container=True))
+    assert [problem.code for problem in decision.problems] == codes
+    assert (decision.plan or {}).get("mode") == mode
 
 
 def test_only_what_came_with_the_role_is_taken_away():

@@ -274,6 +274,42 @@ def test_warnings(gpus, told, running, expected):
     assert all(sentence.startswith(beginning) for sentence, beginning in zip(sentences, expected)), sentences
 
 
+BLANK = [without_index(0, "no_driver"), without_index(1, "no_driver")]
+NOUVEAU = problem("nouveau_bound", "nouveau drives it")
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "told", "container", "expected"),
+    [
+        ([0, 1], BLANK, [NOUVEAU], False, []),
+        ([0, 2], BLANK, [NOUVEAU], False, ["a: expected the GPU 2, found 0, 1. Change gpus."]),
+        (
+            [0, 1],
+            [*BLANK[1:], without_index(0, "passed_through")],
+            [],
+            False,
+            ["a: expected the GPU 1, found 0, 00000000:01:00.0 (is passed"],
+        ),
+        ([UUIDS[7]], BLANK, [NOUVEAU], False, []),
+        ([0, 5], BLANK, [NOUVEAU], True, []),
+        (
+            [0, 1],
+            [BLANK[0], LOST],
+            [TOLD_LOST],
+            False,
+            ["a: expected that the GPU 1 can be used, found that GPU", "a: expected UUIDs in gpus"],
+        ),
+        ([0], BLANK, [problem("driver_hangs", "it hangs")], False, ["expected that the GPUs 0 can be used, found that it hangs"]),
+        ([0, 2], TWO, [problem("driver_library_mismatch", "they differ")], False, ["a: expected the GPU 2, found 0, 1. Change gpus."]),
+        ([0, 1], [gpu(0), gpu(1, name="NVIDIA L4")], [], False, ["a: expected equal GPUs"]),
+    ],
+)
+def test_before_a_driver_comes_only_what_none_mends_is_told(asked, gpus, told, container, expected):
+    found = problems([instance(*asked)], {**inventory(*gpus, driver="550.163.01", told=told), "container": container}, True)
+    assert len(found) == len(expected), found
+    assert all(text.startswith(beginning) for text, beginning in zip(found, expected))
+
+
 def test_a_mig_device_that_could_not_be_checked_is_told():
     assert warnings([instance(MIG)], inventory(divided(0, None))) == [
         f"a: whether {MIG} exists could not be checked. Compare it with nvidia-smi -L."

@@ -2,33 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
-
-ROOT = pathlib.Path(__file__).parents[4]
-HOSTS = ROOT / "tests/fixtures/gpu/hosts"
-
-
-def look(host):
-    """What the module says of a recorded host."""
-    options = {"root": str(HOSTS / host)}
-    if (HOSTS / host / "nvidia-smi.json").exists():
-        options["nvidia_smi_path"] = str(ROOT / "tests/doubles/gpu_host/nvidia-smi")
-    result = subprocess.run(
-        [sys.executable, ROOT / "plugins/modules/gpu_info.py"],
-        input=json.dumps({"ANSIBLE_MODULE_ARGS": options}),
-        env={**os.environ, "PYTHONPATH": str(ROOT / "collections"), "FIRSTLIGHT_GPU_HOST": str(HOSTS / host)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return json.loads(result.stdout)
+from recorded_hosts import look
 
 
 @pytest.mark.parametrize(
