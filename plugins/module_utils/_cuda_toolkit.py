@@ -7,7 +7,6 @@ SGLang and flashinfer call nvcc, the host's C++ compiler and ninja while the eng
 sentence says what was expected, what was found and what to change.
 
 Sources, by the short names used below:
-  RELEASES   metadata of SGLang's releases: 0.5.9 and 0.5.10 bring torch 2.9.1 for CUDA 12.8, 0.5.12 and later torch for CUDA 13.0
   KERNELS    the #include lines of the kernels in SGLang 0.5.23 (sglang/kernels) and its toolchain.py: CUDA_HOME, -L$CUDA_HOME/lib64
              -lcudart, $CUDA_HOME/lib64/stubs for -lcuda; curand_kernel.h: flashinfer (its issue 4410)
   ARCHIVES   Debian's archive, bookworm and trixie non-free, as apt-cache showed it on 2026-12-01; Ubuntu: packages.ubuntu.com
@@ -22,12 +21,9 @@ import posixpath
 import re
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_choice import lowest_driver
+from ansible_collections.firstlight.sglang.plugins.module_utils._driver_sources import ENGINE_CUDA, engine_needs, parse_version
 
 SOURCES = ("wheels", "distribution", "nvidia", "path")
-
-# First SGLang release -> the CUDA that its torch was built with (RELEASES), the newest first. 0.5.11 was not read.
-TORCH_CUDA: tuple[tuple[tuple[int, ...], str | None], ...] = (((0, 5, 12), "13.0"), ((0, 5, 11), None), ((0, 5, 9), "12.8"))
 
 # Where each source puts a toolkit. {cuda}: 13.0.
 HOMES = {"nvidia": "/usr/local/cuda-{cuda}", "distribution": "/usr/lib/cuda"}
@@ -185,7 +181,8 @@ def telling_line(text: str) -> str:
 
 def torch_cuda(release: str) -> str | None:
     """The CUDA that torch of a SGLang release was built with ("0.5.23" -> "13.0"); None when it is not known."""
-    return next((cuda for first, cuda in TORCH_CUDA if _numbers(release) >= first), None)
+    needs = engine_needs(release)
+    return needs.cuda if needs else None
 
 
 def names_to_ask(source: str, manager: str, release: str) -> list[str]:
@@ -206,16 +203,15 @@ def driver_problems(releases: t.Iterable[str], driver_version: str | None, cuda_
     """
     problems = []
     for release in dict.fromkeys(releases):
-        cuda, lowest = torch_cuda(release), lowest_driver(release)
-        if cuda is None:
+        needs = engine_needs(release)
+        if needs is None:
             continue
-        old = driver_version is not None and lowest is not None and _numbers(driver_version) < lowest
-        if old or (cuda_driver_version is not None and _major(cuda_driver_version) < _major(cuda)):
-            least = f"NVIDIA's driver {_driver(lowest)} or later" if lowest else f"a driver that serves CUDA {_major(cuda)}"
+        old = driver_version is not None and (parse_version(driver_version) or ()) < (parse_version(needs.driver) or ())
+        if old or (cuda_driver_version is not None and _major(cuda_driver_version) < _major(needs.cuda)):
             served = f", which serves CUDA {cuda_driver_version} at most" if cuda_driver_version else ""
             problems.append(
-                f"expected {least} (torch of SGLang {release} is built with CUDA {cuda}), found {driver_version or 'another'} "
-                f"loaded{served}. Upgrade the driver."
+                f"expected NVIDIA's driver {needs.driver} or later (torch of SGLang {release} is built with CUDA {needs.cuda}), "
+                f"found {driver_version or 'another'} loaded{served}. Upgrade the driver."
             )
     return problems
 
@@ -267,8 +263,8 @@ def choose(
     """
     cuda = torch_cuda(release)
     if cuda is None:
-        known = f"expected a release of SGLang whose CUDA is known ({_text(TORCH_CUDA[-1][0])} or later), found {release}. "
-        return Choice(None, None, (), (known + "Use one that is, or add it to TORCH_CUDA.",))
+        known = f"expected a release of SGLang whose CUDA is known ({_text(ENGINE_CUDA[-1][0])} or later), found {release}. "
+        return Choice(None, None, (), (known + "Use one that is, or add it to ENGINE_CUDA.",))
     problems: list[str] = []
     packages: tuple[str, ...] = ()
     expected: str | None = None
@@ -380,10 +376,6 @@ def _major(version: str) -> int:
 
 def _text(numbers: t.Iterable[int]) -> str:
     return ".".join(map(str, numbers))
-
-
-def _driver(numbers: t.Iterable[int]) -> str:
-    return ".".join(f"{part:02d}" for part in numbers)
 
 
 def _nvidia_packages(manager: str, cuda: str) -> tuple[str, ...]:

@@ -266,7 +266,7 @@ RULES: tuple[Rule, ...] = (
         "driver_too_old",
         "error",
         r"NVIDIA driver on your system is too old|driver version is insufficient for CUDA runtime version|CUDA 13 requires a newer driver",
-        "Install a newer driver (CUDA 13 wheels, 0.5.12 and later, need branch 580 or newer), or an older release.",
+        "Install a newer driver (CUDA 13 wheels, 0.5.11 and later, need branch 580 or newer), or an older release.",
     ),
     _rule(
         "fabric_manager",

@@ -194,7 +194,7 @@ def option_problems(wanted: Wanted) -> list[Problem]:
     check(
         wanted.sglang_release is None or src.engine_needs(wanted.sglang_release) is not None,
         "bad_release",
-        f"expected a SGLang release such as 0.5.23, found {wanted.sglang_release!r}; change it.",
+        f"expected a SGLang release whose needs are known (0.5.9 or later), found {wanted.sglang_release!r}; change it.",
     )
     check(
         wanted.mode != "userland" or wanted.flavour == "auto",

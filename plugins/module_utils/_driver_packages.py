@@ -186,16 +186,6 @@ def policies(text: str) -> dict[str, Policy]:
     return found
 
 
-def madison(text: str) -> dict[str, list[Available]]:
-    """Packages of `apt-cache madison NAME...`, versions as printed: the newest first."""
-    found: dict[str, list[Available]] = {}
-    for line in text.splitlines():
-        parts = [part.strip() for part in line.split("|")]
-        if len(parts) == 3 and re.fullmatch(r"[a-z0-9][a-z0-9+.-]*", parts[0]) and parts[2].endswith("Packages"):
-            found.setdefault(parts[0], []).append(Available(parts[1], None, (" ".join(parts[2].split()),)))
-    return found
-
-
 def index(text: str) -> dict[str, list[str]]:
     """Full versions by package in a repository's file Packages, which lists them in no order; with it a repository can be read before it
     is added. Versions of the driver come newest first."""

@@ -23,7 +23,8 @@ Sources, by the short names used below:
   CUDA         CUDA Toolkit release notes 13.2 and 13.3, tables "CUDA Toolkit and Corresponding Driver Versions" and "Minimum
                Required Driver Version for CUDA Minor Version Compatibility"; 615 for 13.4: CUTLASS 4.8.0 release notes
   LIFECYCLE    NVIDIA "Supported Drivers and CUDA Toolkit Versions": R580 is the long-term branch, until August 2028
-  SGLANG       metadata of SGLang's releases: 0.5.9 and 0.5.10 bring torch 2.9.1 for CUDA 12.8, 0.5.12 and later torch for CUDA 13.0
+  SGLANG       metadata of SGLang's releases: 0.5.9 and 0.5.10 bring torch 2.9.1 (CUDA 12.8), 0.5.11 torch 2.11.0 and cuda-python 13
+               or later, as all after it (CUDA 13.0)
 """
 
 from __future__ import annotations
@@ -89,11 +90,6 @@ PREFERRED_BRANCH = 580
 OPEN_BY_DEFAULT_FROM = 560
 
 
-def cuda_of_branch(branch: int) -> str | None:
-    """The newest CUDA that a driver branch serves; None for a branch that is not in the table."""
-    return BRANCH_CUDA.get(branch)
-
-
 class EngineNeeds(t.NamedTuple):
     """What a release of SGLang asks of the host: the CUDA that its torch was built with, and the oldest driver that runs it."""
 
@@ -101,16 +97,18 @@ class EngineNeeds(t.NamedTuple):
     driver: str
 
 
-def engine_needs(release: str) -> EngineNeeds | None:
-    """What a SGLang release asks for ("0.5.23", "0.5.15.post1"); None when it is no release.
+# First SGLang release -> the CUDA that its torch was built with, the newest first: SGLANG.
+ENGINE_CUDA: tuple[tuple[tuple[int, int, int], str], ...] = (((0, 5, 11), "13.0"), ((0, 5, 9), "12.8"))
 
-    0.5.11 was not read: a driver for CUDA 13 runs programs of CUDA 12 too, so it counts as the later ones.
-    """
+
+def engine_needs(release: str) -> EngineNeeds | None:
+    """What a SGLang release asks for ("0.5.23", "0.5.15.post1"); None when it is no release, or older than the table."""
     match = re.match(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?![\d])", release, re.ASCII)
     if not match:
         return None
     number = tuple(int(part or 0) for part in match.groups())
-    return EngineNeeds("13.0", CUDA_MINIMUM_DRIVER[13]) if number >= (0, 5, 11) else EngineNeeds("12.8", CUDA_MINIMUM_DRIVER[12])
+    cuda = next((cuda for first, cuda in ENGINE_CUDA if number >= first), None)
+    return EngineNeeds(cuda, CUDA_MINIMUM_DRIVER[int(cuda.partition(".")[0])]) if cuda else None
 
 
 # Platforms
@@ -156,11 +154,10 @@ def platform(distribution: str, version: str, machine: str) -> Platform | None:
 
 
 class Key(t.NamedTuple):
-    """A repository's key: file beside its indexes, fingerprint, and whether its self-signature is SHA-1 (refused by apt 3: case C08)."""
+    """A repository's key: file beside its indexes, and fingerprint."""
 
     file: str
     fingerprint: str
-    sha1_bound: bool
 
 
 class Repository(t.NamedTuple):
@@ -174,9 +171,9 @@ class Repository(t.NamedTuple):
     branch_first: int | None
 
 
-_DEB_KEY = Key("3bf863cc.pub", "EB693B3035CD5710E231E123A4B469963BF863CC", sha1_bound=True)  # SIGNATURES, KEYS
-_NEW_DEB_KEY = Key("8793F200.pub", "02182E60104FCDC26EAE1B8597A5D4CB8793F200", sha1_bound=False)  # KEYS
-_RPM_KEY = Key("D42D0685.pub", "610C7B14E068A878070DA4E99CD0A493D42D0685", sha1_bound=False)  # SIGNATURES
+_DEB_KEY = Key("3bf863cc.pub", "EB693B3035CD5710E231E123A4B469963BF863CC")  # SIGNATURES, KEYS
+_NEW_DEB_KEY = Key("8793F200.pub", "02182E60104FCDC26EAE1B8597A5D4CB8793F200")  # KEYS
+_RPM_KEY = Key("D42D0685.pub", "610C7B14E068A878070DA4E99CD0A493D42D0685")  # SIGNATURES
 
 # (distribution, release) -> directory, kind, key, first branch, machines: GUIDE, KEYS, MISSING, INDEX, SBSA. aarch64 is called sbsa.
 _REPOSITORIES: dict[tuple[str, str], tuple[str, str, Key, int | None, tuple[str, ...]]] = {
@@ -200,11 +197,6 @@ def nvidia_repository(where: Platform) -> Repository | None:
 def repository_url(repository: Repository, base_url: str | None = None) -> str:
     """URL of a repository. base_url: a mirror of NVIDIA_BASE_URL, with the same directories below it."""
     return f"{(base_url or NVIDIA_BASE_URL).rstrip('/')}/{repository.directory}/{repository.architecture}"
-
-
-def refuses_sha1(where: Platform) -> bool:
-    """Whether this platform's apt refuses a key whose self-signature is SHA-1: apt 3 with sqv, since 2026-02-01 (KEYS, case C08)."""
-    return where.distribution == "debian" and int(where.release) >= 13
 
 
 # Components beside main that a source's packages and what they depend on lie in. Debian: ARCHIVE (nvidia-kernel-dkms in non-free, the

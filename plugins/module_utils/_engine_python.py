@@ -1,7 +1,7 @@
 # Copyright: Firstlight contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # PRIVATE to the collection.
-"""Which Python an engine gets on a host, and which system packages that takes.
+"""Which Python an engine gets on a host, which system packages that takes, and whether there is room for it.
 
 SGLang 0.5.23 has wheels for Python 3.11 to 3.13 on glibc 2.34 and newer. The system's own Python is the best choice (it gets security
 updates), a package of the distribution the next, a standalone build the last.
@@ -176,3 +176,12 @@ def _pick(wanted: str, platform: tuple[str, str], pythons: t.Sequence[Python], a
 
 def _text(release: tuple[int, ...]) -> str:
     return ".".join(map(str, release))
+
+
+def room_problems(needs: t.Iterable[tuple[str, float, float]]) -> list[str]:
+    """Places without enough room. needs: (what it is for, GiB needed, GiB free)."""
+    return [
+        f"expected {needed:g} GB free for {what}, found {free:.1f} GB. Make room, or set sglang_root to a larger disk."
+        for what, needed, free in needs
+        if free < needed
+    ]

@@ -11,15 +11,13 @@ from __future__ import annotations
 import re
 import typing as t
 
+from ansible_collections.firstlight.sglang.plugins.module_utils._driver_sources import EngineNeeds, engine_needs, parse_version
 from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_problems import FOREIGN_MEMORY_MIB, identity
 
 Instance = t.Mapping[str, t.Any]
 Inventory = t.Mapping[str, t.Any]
 Gpu = t.Mapping[str, t.Any]
 
-# First SGLang release -> the lowest driver that its CUDA takes, the newest first. 0.5.12 and later bring torch for CUDA 13, whose lowest
-# driver is 580.65.06 (CUDA 13.0 release notes, table of driver versions). Of releases before it nothing is known here.
-LOWEST_DRIVERS = (((0, 5, 12), (580, 65, 6)),)
 # Ranks with less free memory than this share of another's make the engine refuse to start (SGLang 0.5.23, "memory capacity is unbalanced").
 LEAST_SHARE = 0.9
 # Errors of the inventory that say why a GPU is not there. They do not concern an instance whose GPUs all work.
@@ -135,23 +133,18 @@ def warnings(instances: t.Iterable[Instance], inventory: Inventory, running: t.C
     return list(dict.fromkeys(found))
 
 
-def lowest_driver(release: str) -> tuple[int, ...] | None:
-    """The lowest driver version for an SGLang release; None when nothing is known."""
-    return next((driver for first, driver in LOWEST_DRIVERS if _numbers(release) >= first), None)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
-
-
 def _wanted(instances: t.Iterable[Instance]) -> str:
     return ", ".join(str(gpu) for instance in instances for gpu in instance["gpus"])
 
 
-def _lowest_words(instances: t.Iterable[Instance]) -> tuple[tuple[int, ...], str]:
-    lowest = max(lowest_driver(instance["environment"]["release"]) or () for instance in instances)
-    words = f"expected NVIDIA's driver {'.'.join(f'{part:02d}' for part in lowest)} or later" if lowest else "expected NVIDIA's driver"
-    return lowest, words
+def _needs(instances: t.Iterable[Instance]) -> EngineNeeds | None:
+    """What the release asks for that asks for the newest driver; None when nothing is known."""
+    known = [needs for instance in instances for needs in [engine_needs(instance["environment"]["release"])] if needs]
+    return max(known, key=lambda needs: parse_version(needs.driver) or (), default=None)
+
+
+def _expected(needs: EngineNeeds | None) -> str:
+    return f"expected NVIDIA's driver {needs.driver} or later" if needs else "expected NVIDIA's driver"
 
 
 def _no_driver(instances: t.Sequence[Instance], inventory: Inventory, errors: t.Sequence[t.Mapping[str, t.Any]]) -> str:
@@ -160,17 +153,17 @@ def _no_driver(instances: t.Sequence[Instance], inventory: Inventory, errors: t.
     why = f"{f'; there is {there}' if there else ''}. Install the driver first; in a container, on its host."
     if errors:
         why = f": {errors[0]['found']}. {errors[0]['action']}"
-    return f"{_lowest_words(instances)[1]} and the GPUs {_wanted(instances)}, found no loaded driver{why}"
+    return f"{_expected(_needs(instances))} and the GPUs {_wanted(instances)}, found no loaded driver{why}"
 
 
 def _old_driver(instances: t.Sequence[Instance], version: str | None, cuda: str | None) -> list[str]:
-    lowest, expected = _lowest_words(instances)
-    if not lowest or (version is not None and _numbers(version) >= lowest):
+    needs = _needs(instances)
+    if needs is None or (version is not None and (parse_version(version) or ()) >= (parse_version(needs.driver) or ())):
         return []
     found = "a driver that does not say its version" if version is None else f"{version} loaded"
     if version is not None and cuda is not None:
         found += f", which serves CUDA {cuda} at most"
-    return [f"{expected} (SGLang brings CUDA 13), found {found}. Upgrade the driver."]
+    return [f"{_expected(needs)} (SGLang brings CUDA {needs.cuda}), found {found}. Upgrade the driver."]
 
 
 def _host_problems(instances: t.Sequence[Instance], inventory: Inventory, errors: t.Iterable[t.Mapping[str, t.Any]]) -> list[str]:

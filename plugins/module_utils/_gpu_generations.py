@@ -245,6 +245,8 @@ def default_attention_backend(
 ) -> str | None:
     """What SGLang takes when --attention-backend is not given, or None when that is not known.
 
+    For the prediction of what will fit on a GPU, which is not there yet; its tables are kept with each release (CONTRIBUTING.md).
+
     compute_capability: of the GPU. release: of SGLang, exactly. architecture: the first one in the model's config.json.
     The others are flags of the same names, None when not given. They are all that the choice depends on for the architectures that are
     known here, if no flag that brings a backend of its own is given (--enable-deterministic-inference, --prefill-attention-backend and

@@ -12,7 +12,7 @@ import typing as t
 from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_generations
 from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import NOT_SUPPORTED, UNKNOWN, Cell, Failure, Nothing, Reading
 
-DRIVER_SOURCES = ("nvml", "nvidia_smi_xml", "nvidia_smi_csv", "nvidia_smi_text")
+DRIVER_SOURCES = ("nvml", "nvidia_smi_xml", "nvidia_smi_csv")
 
 HOST_FIELDS = (
     "driver_version",

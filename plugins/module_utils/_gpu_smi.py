@@ -607,32 +607,3 @@ def parse_versions(output: str) -> dict[str, Cell]:
     for field, keys in _VERSION_KEYS.items():
         _put(found, field, _first(version, (pairs.get(key) for key in keys)))
     return found
-
-
-def _tag(label: str) -> str:
-    return re.sub(r"\W+", "_", label.strip().lower()).strip("_")
-
-
-def parse_text(output: str, rc: int | None = 0) -> Reading:
-    """Read `nvidia-smi -q`, the text that people paste into reports: its labels are the XML's tags in other words."""
-    gpus: list[ET.Element] = []
-    stack: list[tuple[int, ET.Element]] = []
-    for line in output.splitlines():
-        start = re.match(r"GPU ([0-9a-fA-F]{4,8}:[0-9a-fA-F:.]+)\s*$", line)
-        if start:
-            gpus.append(ET.Element("gpu", id=start[1]))
-            stack = [(0, gpus[-1])]
-            continue
-        label, colon, value = line.partition(" : ")
-        depth = len(line) - len(line.lstrip())
-        if not stack or not line.strip() or depth == 0 or not _tag(label):
-            continue
-        while depth <= stack[-1][0]:
-            stack.pop()
-        element = ET.SubElement(stack[-1][1], _tag(label))
-        element.text = value if colon else None
-        stack.append((depth, element))
-    error = error_of(output if not gpus else "", rc)
-    host = parse_versions(output)
-    host.pop("driver_userland_version", None)
-    return Reading("nvidia_smi_text", "failed" if error else "ok", error, "", host, [_gpu_of(gpu) for gpu in gpus], failures_in(output))

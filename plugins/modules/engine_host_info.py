@@ -194,7 +194,6 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.sglang.plugins.module_utils import _engine_python as core
-from ansible_collections.firstlight.sglang.plugins.module_utils import _host_needs as needs
 
 PYTHON_PROBE = "import sys, sysconfig; print('.'.join(map(str, sys.version_info[:3]))); print(sysconfig.get_path('include'))"
 
@@ -342,7 +341,7 @@ def main() -> None:
     places = [*([params["root"]] if params["root"] else []), *(entry["path"] for entry in params["directories"])]
     module.exit_json(
         changed=False,
-        problems=[*choice.problems, *needs.room_problems(room_needed(params["environments"], params["free_space_gb"]))],
+        problems=[*choice.problems, *core.room_problems(room_needed(params["environments"], params["free_space_gb"]))],
         python={"source": choice.source, "path": choice.path, "version": choice.version},
         packages_missing=missing_packages(module, manager, list(dict.fromkeys([*choice.packages, *params["packages"]]))),
         package_manager=manager,

@@ -121,7 +121,7 @@ def test_the_line_of_cccl():
         ("0.5.12", "13.0"),
         ("0.6.0", "13.0"),
         ("0.5.15.post1", "13.0"),
-        ("0.5.11", None),
+        ("0.5.11", "13.0"),
         ("0.5.10.post1", "12.8"),
         ("0.5.9", "12.8"),
         ("0.5.8", None),
@@ -141,7 +141,7 @@ def test_the_cuda_of_a_release(release, cuda):
         ("0.5.23", "570.124.06", "12.8", "found 570.124.06 loaded, which serves CUDA 12.8 at most."),
         ("0.5.23", None, "12.8", "found another loaded, which serves CUDA 12.8 at most."),
         ("0.5.10", "550.163.01", "12.4", None),
-        ("0.5.10", "520.61.05", "11.8", "expected a driver that serves CUDA 12 (torch of SGLang 0.5.10 is built with CUDA 12.8)"),
+        ("0.5.10", "520.61.05", "11.8", "expected NVIDIA's driver 525.60.13 or later (torch of SGLang 0.5.10 is built with CUDA 12.8)"),
         ("0.5.8", "470.1", "11.4", None),
     ],
 )

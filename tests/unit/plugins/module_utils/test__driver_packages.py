@@ -177,14 +177,6 @@ def test_policy_of_another_architecture_and_a_phased_update():
     assert found["nvidia-utils-580-server"].versions[0].version == "580.95.05-0ubuntu0.24.04.2"
 
 
-def test_madison_says_the_same_as_policy():
-    found = pkg.madison(sample("madison_debian12.txt"))
-    policies = pkg.policies(sample("policy_debian12.txt"))
-    for name, versions in found.items():
-        assert [one.version for one in versions] == [one.version for one in policies[name].versions]
-        assert [one.origins for one in versions] == [one.origins for one in policies[name].versions]
-
-
 def test_offers_by_source_the_preferred_version_first():
     found = pkg.offers(pkg.policies(sample("policy_debian13_nvidia.txt")))
     assert found["nvidia"]["libcuda1"] == ["590.48.01-1", "580.126.09-1", "580.95.05-1"]
@@ -522,7 +514,6 @@ def test_no_text_makes_a_parser_raise(text):
     pkg.broken(found)
     pkg.set_versions(found)
     pkg.offers(pkg.policies(text))
-    pkg.madison(text)
     pkg.index(text)
     pkg.missing_components(pkg.apt_sources({"a.sources": text, "b.list": text}), ("contrib",), "debian")
     pkg.after(found, pkg.simulation(text))

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.firstlight.sglang.plugins.module_utils._engine_python import Python, choose, package_manager, platform_key
+from ansible_collections.firstlight.sglang.plugins.module_utils._engine_python import (
+    Python,
+    choose,
+    package_manager,
+    platform_key,
+    room_problems,
+)
 
 DEBIAN_13 = Python("/usr/bin/python3.13", "3.13.5")
 DEBIAN_12 = Python("/usr/bin/python3.11", "3.11.2")
@@ -144,3 +150,8 @@ def test_a_host_without_one_is_told_what_to_change(changes, expected, found, cha
     (problem,) = decide(**changes).problems
     for part in (expected, found, change):
         assert part in problem
+
+
+def test_room():
+    assert room_problems([("a", 8, 9.5)]) == []
+    assert room_problems([("/opt/x", 15, 3.21)])[0].startswith("expected 15 GB free for /opt/x, found 3.2 GB")

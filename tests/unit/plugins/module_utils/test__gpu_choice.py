@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_choice import lowest_driver, problems, warnings
+from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_choice import problems, warnings
 
 UUIDS = [f"GPU-00000000-0000-4000-8000-00000000000{number}" for number in range(8)]
 MIG = "MIG-00000000-0000-4000-8000-000000000010"
@@ -88,7 +88,7 @@ CASES = {
         [instance(0)],
         {**inventory(*TWO, driver="550.163.01"), "cuda_driver_version": "12.4"},
         [
-            "expected NVIDIA's driver 580.65.06 or later (SGLang brings CUDA 13), found 550.163.01 loaded, "
+            "expected NVIDIA's driver 580.65.06 or later (SGLang brings CUDA 13.0), found 550.163.01 loaded, "
             "which serves CUDA 12.4 at most. Upgrade the driver."
         ],
     ),
@@ -97,13 +97,13 @@ CASES = {
     "a version that is not known does not pass": (
         [instance(0)],
         inventory(*TWO, driver=None),
-        ["expected NVIDIA's driver 580.65.06 or later (SGLang brings CUDA 13), found a driver that does not say its version."],
+        ["expected NVIDIA's driver 580.65.06 or later (SGLang brings CUDA 13.0), found a driver that does not say its version."],
     ),
     "everything at once": (
         [instance(5, name="b"), instance(UUIDS[7])],
         inventory(*TWO, driver="550.163.01"),
         [
-            "expected NVIDIA's driver 580.65.06 or later (SGLang brings CUDA 13), found 550.163.01 loaded. Upgrade the driver.",
+            "expected NVIDIA's driver 580.65.06 or later (SGLang brings CUDA 13.0), found 550.163.01 loaded. Upgrade the driver.",
             "b: expected the GPU 5, found 0, 1. Change gpus.",
             f"a: expected the GPU {UUIDS[7]}, found {UUIDS[0]}, {UUIDS[1]}. Change gpus.",
         ],
@@ -317,8 +317,10 @@ def test_a_mig_device_that_could_not_be_checked_is_told():
 
 
 @pytest.mark.parametrize(
-    ("release", "driver"),
-    [("0.5.11", None), ("0.5.12", (580, 65, 6)), ("0.5.12rc1", (580, 65, 6)), ("0.6.0", (580, 65, 6)), ("1.0", (580, 65, 6))],
+    ("release", "driver", "cuda"),
+    [("0.5.10", "525.60.13", "12.8"), ("0.5.11", "580.65.06", "13.0"), ("0.5.12rc1", "580.65.06", "13.0"), ("1.0", "580.65.06", "13.0")],
 )
-def test_lowest_driver(release, driver):
-    assert lowest_driver(release) == driver
+def test_the_driver_that_a_release_needs(release, driver, cuda):
+    (text,) = problems([instance(0, release=release)], inventory(gpu(0), driver="520.61.05"))
+    assert text.startswith(f"expected NVIDIA's driver {driver} or later (SGLang brings CUDA {cuda}), found 520.61.05 loaded")
+    assert problems([instance(0, release=release)], inventory(gpu(0), driver=driver)) == []

@@ -323,7 +323,7 @@ def test_a_page_fault_of_a_gpu_is_told_and_of_another_device_not():
 
 
 def test_wsl_keeps_memory():
-    wsl = _gpu_smi.parse_text(sample("smi_q_wsl2_510.txt"))
+    wsl = gpus({"driver_model": "WDDM", "pci_bus_id": "00000000:01:00.0"})
     assert codes(Reading("system", host={"virtualization": "wsl", "container": False}), wsl) == ["wsl"]
 
 
