@@ -16,6 +16,7 @@ Sources, by the short names used below:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 import re
@@ -359,6 +360,25 @@ def architecture(capability: str) -> str | None:
     """nvcc's words for a compute capability: 8.6 -> 86; None when it is none."""
     match = re.fullmatch(r"(\d{1,2})\.(\d)", capability, re.ASCII)
     return match[1] + match[2] if match else None
+
+
+# What was proven
+
+
+def proof(found: Found, environment: str, unit: t.Mapping[str, str]) -> str:
+    """What a kernel was compiled with: it need not be compiled again while that stays. environment: the text of the environment's marker.
+    unit: what the service has in its environment."""
+    parts = [environment, found.nvcc, found.runtime, found.cxx, found.cxx_version, found.python_h, dict(unit)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def proven(record: str) -> dict[str, dict[str, str]]:
+    """A record of proofs: CUDA_HOME -> compute capability -> proof(). One that cannot be read has none."""
+    try:
+        found = json.loads(record or "{}")
+        return {str(home): {str(name): str(value) for name, value in proofs.items()} for home, proofs in found.items()}
+    except (ValueError, AttributeError):
+        return {}
 
 
 # Parts of these

@@ -12,7 +12,9 @@ description:
   - Looks at the toolkit that each instance's service is given as C(CUDA_HOME), with the environment of that service and as its user.
   - Says what it lacks, whether its CUDA is the one that the release's torch was built with, and which packages bring it.
   - With O(compile=true) it compiles and links a small kernel for each of O(compute_capabilities), in a directory that it removes again.
-  - Changes nothing.
+  - What was proven is remembered in the environment (C(.firstlight-cuda.json)) and not done again while nvcc, compiler, lock and the
+    service's environment stay.
+  - Changes nothing else.
 options:
   instances:
     description:
@@ -50,6 +52,12 @@ options:
   driver_version:
     description: The loaded driver, as M(firstlight.sglang.gpu_info) returns it. Without it the driver is not judged.
     type: str
+  coming:
+    description:
+      - What the package manager will offer once a repository is there, versions by name.
+      - RV(firstlight.sglang.gpu_driver_info#module:offered) says it.
+    type: dict
+    default: {}
   cuda_driver_version:
     description: The newest CUDA that the loaded driver serves, as M(firstlight.sglang.gpu_info) returns it.
     type: str
@@ -129,9 +137,14 @@ toolkits:
     compiled:
       description: Seconds by compute capability for which a kernel was compiled and linked.
       type: dict
+    proven:
+      description: Compute capabilities for which an earlier run has done so with the same tools.
+      type: list
+      elements: str
 """
 
 import contextlib
+import json
 import os
 import pwd
 import shutil
@@ -148,6 +161,7 @@ HEADERS_PROBE = "import sysconfig; print(sysconfig.get_path('include'))"
 # Prints the files among its arguments that can be read, and links that lead nowhere yet (the driver's library).
 READABLE = 'for file; do if test -r "$file" || { test -L "$file" && ! test -e "$file"; }; then printf "%s\\n" "$file"; fi; done'
 LONGEST_HEADER = 1 << 20
+RECORD = ".firstlight-cuda.json"
 
 
 class User:
@@ -307,8 +321,14 @@ class Host:
             unit_home=toolkit.home,
             platform=self.platform,
             manager=self.manager,
-            offered=offers(self.module, self.manager, core.names_to_ask(source, self.manager, release)),
+            offered=self.offered(core.names_to_ask(source, self.manager, release)),
         )
+
+    def offered(self, names: list[str]) -> dict[str, t.Any] | None:
+        """What the package manager offers, or will once the role gpu_driver has added a repository."""
+        coming = {name: versions for name, versions in self.params["coming"].items() if name in names}
+        found = offers(self.module, self.manager, names)
+        return {**coming, **(found or {})} if coming else found
 
     def judge(self, toolkit: Toolkit) -> tuple[dict[str, t.Any], list[str], tuple[str, ...]]:
         """The toolkit as it is told, what is wrong, and the packages that mend it."""
@@ -324,6 +344,7 @@ class Host:
             "missing": [],
             "user": user.name,
             "compiled": {},
+            "proven": [],
         }
         choice = self.choose(toolkit)
         if choice.problems or choice.home is None:
@@ -338,12 +359,35 @@ class Host:
         if wrong and choice.packages and not required:
             return told, [], choice.packages  # they bring what is missing
         if self.params["compile"] and found.cxx and not wrong:
-            for capability in self.params["compute_capabilities"]:
-                seconds, problem = compile_kernel(user, choice.home, found.cxx, capability)
-                wrong += [problem] if problem else []
-                told["compiled"].update({} if problem else {capability: seconds})
+            wrong += self.prove(user, choice.home, found, Path(environment["path"]), told)
             told["ready"] = not wrong
         return told, wrong + (core.tool_problems(found, self.manager) if required else []), choice.packages if wrong else ()
+
+    def prove(self, user: User, home: str, found: core.Found, environment: Path, told: dict[str, t.Any]) -> list[str]:
+        """Compile for each kind of GPU that was not proven with the same tools, and remember it."""
+        proof = core.proof(found, read(environment / ".firstlight.json"), user.environment)
+        record = core.proven(read(environment / RECORD))
+        problems = []
+        for capability in self.params["compute_capabilities"]:
+            if record.get(home, {}).get(capability) == proof:
+                told["proven"].append(capability)
+                continue
+            seconds, problem = compile_kernel(user, home, found.cxx, capability)
+            if problem:
+                problems.append(problem)
+            else:
+                told["compiled"][capability] = seconds
+                record.setdefault(home, {})[capability] = proof
+        if told["compiled"] and not self.module.check_mode:
+            self.remember(environment / RECORD, record)
+        return problems
+
+    def remember(self, path: Path, record: dict[str, dict[str, str]]) -> None:
+        """Beside the marker of the environment, so that it goes with it."""
+        handle, name = tempfile.mkstemp(dir=self.module.tmpdir)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(record, stream, indent=1, sort_keys=True)
+        self.module.atomic_move(name, str(path))
 
 
 def main() -> None:
@@ -358,6 +402,7 @@ def main() -> None:
             "compute_capabilities": {"type": "list", "elements": "str", "default": []},
             "driver_version": {"type": "str"},
             "cuda_driver_version": {"type": "str"},
+            "coming": {"type": "dict", "default": {}},
             "timeout_s": {"type": "int", "default": 120},
         },
         supports_check_mode=True,

@@ -230,6 +230,10 @@ record:
   description: The role's record; empty without.
   returned: always
   type: dict
+offered:
+  description: Packages of the CUDA toolkit that NVIDIA's repository offers, where RV(plan) adds it; versions by name.
+  returned: always
+  type: dict
 asked:
   description: Sources whose index was read.
   returned: always
@@ -250,6 +254,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
 from ansible_collections.firstlight.sglang.plugins.module_utils import (
+    _cuda_toolkit,
     _driver_facts,
     _driver_key,
     _driver_modes,
@@ -505,6 +510,12 @@ class Decider:
             decision = self.decide()
         return decision
 
+    def toolkit(self, releases: list[str]) -> dict[str, list[str]]:
+        """Packages of the CUDA toolkit for these releases, in the sources as the plan makes them."""
+        names = [name for release in releases for name in _cuda_toolkit.names_to_ask("nvidia", "apt", release)]
+        found = self.view.policies(list(dict.fromkeys(names))) if names else {}
+        return {name: [one.version for one in policy.versions] for name, policy in found.items() if name in names}
+
     def with_refusals(self, problem: Problem) -> Problem:
         """A problem of what the sources have, with those that could not be read."""
         if not self.refused or problem.code not in OF_OFFERS or problem.code == "repository_missing":
@@ -754,6 +765,7 @@ def main() -> None:
         "installed": _driver_packages.set_versions(facts.packages),
         "packages": _driver_state.driver_packages(facts),
         "key": "",
+        "offered": {},
         "asked": [],
         "modes": [],
     }
@@ -828,6 +840,7 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
             plan=plan, mode=plan["mode"], notes=plan["notes"] + decider.notes + decider.view.warnings, steps=plan["steps"], key=decider.key
         )
         result["brings"] = _driver_state.brings(plan)
+        result["offered"] = decider.toolkit(params["sglang_releases"]) if plan["repository"] else {}
         if plan["repository"] and not decider.key and plan["repository"]["present"]:
             plan["repository"] = None
     return problems

@@ -110,6 +110,43 @@ def test_the_toolkit_of_an_environment(place):
     assert list(told["compiled"]) == ["8.6", "9.0"]
 
 
+def test_what_was_proven_is_not_compiled_again_until_a_tool_changes(place):
+    first = place.ask(**COMPILE)["toolkits"][0]
+    assert (list(first["compiled"]), first["proven"]) == (["8.6", "9.0"], [])
+    again = place.ask(compile=True, compute_capabilities=["8.6", "9.0", "12.0"])["toolkits"][0]
+    assert (list(again["compiled"]), again["proven"]) == (["12.0"], ["8.6", "9.0"])
+    for change in (
+        lambda: (place.environment / ".firstlight.json").write_text('{"lock_sha256": "other"}'),
+        lambda: (place.home / "bin/version.txt").write_text((SAMPLES / "nvcc_13.0.88.txt").read_text().replace("V13.0.88", "V13.0.99")),
+        lambda: program(place.environment / "bin/c++", CXX.replace("14.2.0", "14.3.0")),
+    ):
+        change()
+        assert list(place.ask(**COMPILE)["toolkits"][0]["compiled"]) == ["8.6", "9.0"]
+        assert place.ask(**COMPILE)["toolkits"][0]["proven"] == ["8.6", "9.0"]
+    other = place.instance(SGLANG_X="1")
+    assert list(place.ask(other, **COMPILE)["toolkits"][0]["compiled"]) == ["8.6", "9.0"]
+    (place.environment / ".firstlight-cuda.json").write_text("no JSON")
+    assert list(place.ask(other, **COMPILE)["toolkits"][0]["compiled"]) == ["8.6", "9.0"]
+
+
+def test_a_failure_and_a_check_run_are_not_remembered(place):
+    (place.home / "bin/fails.txt").write_text((SAMPLES / "compile_cccl_refuses.txt").read_text())
+    place.ask(**COMPILE)
+    (place.home / "bin/fails.txt").unlink()
+    assert list(place.ask(_ansible_check_mode=True, **COMPILE)["toolkits"][0]["compiled"]) == ["8.6", "9.0"]
+    assert not (place.environment / ".firstlight-cuda.json").exists()
+
+
+def test_packages_of_a_repository_that_is_still_to_come_are_offered(place):
+    home = "/usr/local/cuda-13.0"
+    wanted = {"source": "nvidia", "required": False}
+    refused = place.ask(place.instance(CUDA_HOME=home), **wanted)
+    assert "Is NVIDIA's repository configured?" in refused["problems"][0]
+    names = core.names_to_ask("nvidia", "apt", "0.5.23")
+    result = place.ask(place.instance(CUDA_HOME=home), coming={name: ["1"] for name in names}, **wanted)
+    assert (result["problems"], result["packages"][:2]) == ([], ["cuda-nvcc-13-0", "cuda-cudart-dev-13-0"])
+
+
 def test_programs_run_with_the_environment_of_the_service_and_nothing_else(place):
     place.ask(place.instance(SGLANG_X="1"), **COMPILE)
     lines = (place.home / "environment.txt").read_text().splitlines()

@@ -10,11 +10,18 @@ from recorded_hosts import HOSTS, look, run
 
 DRIVER = pathlib.Path(__file__).parents[3] / "fixtures/driver"
 SOURCES = "Types: deb\nURIs: http://deb.debian.org/debian\nSuites: trixie\nComponents: main contrib non-free non-free-firmware\n"
+CUDA = """cuda-nvcc-13-0:
+  Installed: (none)
+  Candidate: 13.0.88-1
+  Version table:
+     13.0.88-1 500
+        500 https://developer.download.nvidia.com/compute/cuda/repos/debian13/x86_64  Packages
+"""
 COMMANDS = {
     "uname": "6.12.57+deb13-amd64",
     "machine": "x86_64",
     "dpkg-query": "",
-    "apt-cache": (DRIVER / "policy_debian13.txt").read_text(),
+    "apt-cache": (DRIVER / "policy_debian13.txt").read_text() + CUDA,
 }
 
 WORKS = "the driver 580.159.04 works and suits; this role did not install it"
@@ -66,3 +73,8 @@ def test_a_recorded_host_gets_its_decision(tmp_path, host):
     unasked, upgrade = DECISIONS[host]
     assert told(decide(tmp_path, host)) == unasked
     assert told(decide(tmp_path, host, upgrade=True)) == upgrade
+
+
+def test_the_toolkit_of_a_repository_that_comes_with_the_driver_is_foretold(tmp_path):
+    assert decide(tmp_path, "nouveau")["offered"] == {"cuda-nvcc-13-0": ["13.0.88-1"]}
+    assert decide(tmp_path, "2x_a6000")["offered"] == {}
