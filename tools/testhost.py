@@ -42,6 +42,12 @@ FIRST_ADDRESS = 129  # the last number of the first container's address; the ref
 UV_CACHE = "/var/cache/firstlight/uv"
 CA_DIRECTORY = Path("/usr/local/share/ca-certificates")
 INIT = "/usr/local/sbin/firstlight-init"
+UNPRIVILEGED = """\
+lxc.include = /usr/share/lxc/config/userns.conf
+lxc.idmap = u 0 100000 65536
+lxc.idmap = g 0 100000 65536
+lxc.rootfs.options = idmap=container
+"""
 PROGRESS_EVERY = 10.0
 MEMORY_TO_BUILD_IN = 4 * 2**30  # available bytes from which on a file system is built in memory, twice as fast as on a disk
 
@@ -110,6 +116,8 @@ class Host:
     suite: str
     python: bool
     systemd: bool
+    unprivileged: bool = False
+    extra_config: str = ""  # a file of LXC keys, which LXC reads at each start
 
     def packages(self) -> list[str]:
         init = SYSTEMD_PACKAGES if self.systemd else PLAIN_INIT_PACKAGES
@@ -231,6 +239,9 @@ def render_config(*, host: Host, directory: Path, gateway: ipaddress.IPv4Address
     # The same address has the same hardware address always: neighbours that remember it need not time out first (45 s).
     hardware = ":".join(f"{byte:02x}" for byte in (0x00, 0x16, 0x3E, *address.ip.packed[1:]))
     init = "" if host.systemd else f"lxc.init.cmd = {INIT}\nlxc.signal.halt = SIGTERM\n"
+    # Its root may not go where the cache lies, so it has none.
+    cache = "" if host.unprivileged else f"lxc.mount.entry = {lxc_path(uv)} {UV_CACHE.lstrip('/')} none bind,create=dir 0 0\n"
+    extra = f"lxc.include = {host.extra_config}\n" if host.extra_config else ""
     return f"""\
 # firstlight: {json.dumps(asdict(host))}
 lxc.include = /usr/share/lxc/config/common.conf
@@ -238,15 +249,14 @@ lxc.rootfs.path = dir:{directory}/rootfs
 lxc.uts.name = {host.hostname}
 lxc.apparmor.profile = unconfined
 lxc.mount.auto = proc:mixed sys:mixed cgroup:mixed
-lxc.mount.entry = {lxc_path(uv)} {UV_CACHE.lstrip("/")} none bind,create=dir 0 0
-lxc.net.0.type = veth
+{cache}lxc.net.0.type = veth
 lxc.net.0.link = {BRIDGE}
 lxc.net.0.flags = up
 lxc.net.0.name = eth0
 lxc.net.0.hwaddr = {hardware}
 lxc.net.0.ipv4.address = {address}
 lxc.net.0.ipv4.gateway = {gateway}
-{init}"""
+{init}{UNPRIVILEGED if host.unprivileged else ""}{extra}"""
 
 
 def render_ssh_config(hostname: str, address: str, state: Path) -> str:
@@ -715,13 +725,16 @@ def write_access(container: Container, host: Host) -> None:
             os.chown(path, uid, gid)
 
 
-def start(container: Container) -> None:
+def start(container: Container, host: Host) -> None:
     say(f"starting {container.name}")
     log = container.directory / "start.log"
     log.unlink(missing_ok=True)
     capture("ip", "neighbour", "flush", "dev", BRIDGE, "to", container.address() or "", check=False)  # somebody else's, before us
     try:
-        capture("lxc-start", "-n", container.name, "-d", "-o", log, "-l", "WARN", timeout=60)
+        # Where LXC finds newuidmap it asks that, which wants a range for root in /etc/subuid. Root needs neither.
+        without_newuidmap = ["env", "PATH=/usr/sbin:/sbin"] if host.unprivileged else []
+        program = shutil.which("lxc-start") or "lxc-start"
+        capture(*without_newuidmap, program, "-n", container.name, "-d", "-o", log, "-l", "WARN", timeout=60)
     except TestHostError as error:
         reason = first_lxc_error(log.read_text(encoding="utf-8", errors="replace") if log.exists() else "") or str(error)
         raise CannotHostError(f"LXC does not start a container: {reason}; all of it in {log}") from error
@@ -792,7 +805,7 @@ def converge(container: Container, host: Host) -> None:
     write_access(container, host)
     fresh = not container.running()
     if fresh:
-        start(container)
+        start(container, host)
     state = wait_ready(container, host)
     if fresh:
         check_downloads(container, mirror, host)
@@ -817,7 +830,9 @@ def create(args: argparse.Namespace) -> None:
     distribution = controller_distribution()
     suite = args.suite or (DEBIAN_SUITE if distribution == "debian" else controller_codename())
     with container.lock():
-        converge(container, Host(args.purpose, args.hostname, distribution, suite, args.python, args.systemd))
+        extra = str(args.extra_config.resolve()) if args.extra_config else ""
+        host = Host(args.purpose, args.hostname, distribution, suite, args.python, args.systemd, args.unprivileged, extra)
+        converge(container, host)
 
 
 def destroy(args: argparse.Namespace) -> None:
@@ -905,6 +920,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--python", action=argparse.BooleanOptionalAction, default=True, help="install python3")
     made.add_argument("--include-python", dest="python", action="store_true", help=argparse.SUPPRESS)
     made.add_argument("--systemd", action=argparse.BooleanOptionalAction, default=True, help="boot systemd (without: only sshd runs)")
+    made.add_argument("--unprivileged", action="store_true", help="its root is another user of this machine")
+    made.add_argument("--extra-config", type=Path, metavar="FILE", help="LXC keys of its own, after all others")
     made.set_defaults(run=create)
 
     gone = commands.add_parser("destroy", help="stop and remove a host and its client files", description="Remove a host.")

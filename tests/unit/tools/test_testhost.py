@@ -181,6 +181,16 @@ def test_config_without_systemd_names_its_init():
     assert f"lxc.init.cmd = {testhost.INIT}\n" in config(replace(HOST, systemd=False))
 
 
+def test_config_of_an_unprivileged_host_and_one_with_keys_of_its_own():
+    host = replace(HOST, unprivileged=True, extra_config="/srv/extra.conf")
+    text = config(host)
+    assert testhost.config_host(text) == host
+    assert "lxc.idmap = u 0 100000 65536\n" in text
+    assert testhost.UV_CACHE.lstrip("/") not in text, "its root may not go there"
+    assert text.endswith("\nlxc.include = /srv/extra.conf\n"), "after all others, so that they hold"
+    assert "lxc.idmap" not in config(HOST)
+
+
 def test_config_of_somebody_else():
     assert testhost.config_host("lxc.net.0.type = veth\n") is None
     assert testhost.config_address("lxc.net.0.type = veth\n") is None
