@@ -162,11 +162,17 @@ def device_problems(opened: t.Mapping[str, int], inventory: Inventory, user: str
         errno.ENXIO: f"load NVIDIA's module {place.partition(',')[0]}, or give the node its present major number",
         errno.ENODEV: f"load NVIDIA's module {place.partition(',')[0]}, or give the node its present major number",
     }
+    kinds = {str(node["path"]): str(node["kind"]) for node in inventory["device_nodes"]}
     by_error: dict[int, list[str]] = {}
-    for path, number in opened.items():
-        if number:
-            by_error.setdefault(number, []).append(path)
     problems = []
+    for path, number in opened.items():
+        if kinds.get(path, "character") != "character":
+            # LXC puts an empty file where it may not bind (optional,create=file), whether it can be opened or not (case C17).
+            cure = "make it on the container's host, and restart the container" if inventory["container"] else "remove it, and make it"
+            text = f"expected the device node {path}, found a {kinds[path]}; {cure} (nvidia-modprobe -c 0 -u)."
+            problems.append(Problem("device_kind", text))
+        elif number:
+            by_error.setdefault(number, []).append(path)
     for number, paths in by_error.items():
         found = _ERRORS.get(number, errno.errorcode.get(number, str(number)))
         text = f"expected that the user {user} can open {', '.join(paths)}, found {found}; {cures.get(number, 'look at the kernel log')}."

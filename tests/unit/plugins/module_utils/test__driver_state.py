@@ -192,6 +192,16 @@ def test_a_node_without_module_is_told_from_one_that_is_forbidden(number, code, 
     assert "sglang" in problem.text
 
 
+@pytest.mark.parametrize("number", [0, errno.EACCES])
+@pytest.mark.parametrize(("container", "words"), [(True, "on the container's host"), (False, "remove it")])
+def test_an_empty_file_in_a_nodes_place_is_no_node_whether_it_can_be_opened_or_not(number, container, words):
+    found = inventory("580.95.05", container=container, nodes=[{"path": "/dev/nvidia-uvm", "major": None, **NODE, "kind": "file"}])
+    (problem,) = _driver_state.device_problems({"/dev/nvidiactl": 0, "/dev/nvidia-uvm": number}, found, "sglang")
+    assert problem.code == "device_kind"
+    assert "expected the device node /dev/nvidia-uvm, found a file" in problem.text
+    assert words in problem.text
+
+
 def test_a_stale_major_number_is_seen():
     nodes = [{"path": "/dev/nvidia-uvm", "major": 510, **NODE}, {"path": "/dev/nvidia0", "major": 195, **NODE}]
     found = inventory("580.95.05", nodes=nodes, majors={"nvidia": 195, "nvidia-uvm": 511})
