@@ -160,9 +160,14 @@ def test_both_sides_fit(found):
             ["node /dev/nvidia-uvm, found a file."],
         ),
         (
+            guest(device_nodes=other_nodes("/dev/nvidia1", node("/dev/nvidia1", accessible=False, mode="0660"))),
+            None,
+            ["/dev/nvidia1 to be readable and writable, found that it is not. Set its mode"],
+        ),
+        (
             guest(device_nodes=other_nodes("/dev/nvidia1", node("/dev/nvidia1", accessible=False))),
             None,
-            ["/dev/nvidia1 to be readable and writable"],
+            ["/dev/nvidia1 to be readable and writable, found that it is not, although its mode is 0666. On the hypervisor: load"],
         ),
         (guest(device_nodes=other_nodes("/dev/nvidia1"), driver_userland_version="1.2.3"), None, ["found 1.2.3.", "/dev/nvidia1, "]),
     ],
