@@ -7,7 +7,7 @@ export PATH="$PWD/.venv/bin:$PATH" MOLECULE_GLOB='molecule/*/molecule.yml'
 mode=${1:-}
 
 clean_up() {
-  for purpose in molecule double driver e2e bare controller; do
+  for purpose in molecule double lxc129 lxc130 lxc131 e2e bare controller; do
     python3 tools/testhost.py destroy "$purpose" >/dev/null || true
   done
 }
@@ -39,6 +39,4 @@ FIRSTLIGHT_KEEP=1 stage "end to end" pytest -q -m "not slow" tests/e2e
 stage "the other ansible-core" tools/other_core.sh
 if [ "$mode" = full ]; then
   FIRSTLIGHT_KEEP=1 stage "slow tests" pytest -q -m slow tests/e2e
-  python3 tools/testhost.py create driver --hostname driver
-  FIRSTLIGHT_SSH_CONFIG="$PWD/.cache/hosts/driver/ssh_config" FIRSTLIGHT_HOST=driver stage "the driver in a container" pytest -q -m slow tests/host
 fi
