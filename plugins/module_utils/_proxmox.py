@@ -150,8 +150,8 @@ def _node_problem(path: str, node: t.Mapping[str, t.Any] | None) -> str:
     if node.get("accessible") is False and "/nvidia-caps/" not in path:  # those are for reading
         if int(node.get("mode") or "0", 8) & 0o006 == 0o006:  # so it is not the mode: a device rule, or no module behind the number
             return (
-                f"expected {path} to be readable and writable, found that it is not, although its mode is {node['mode']}. On the hypervisor: "
-                "load NVIDIA's module, and run proxmox_gpu again, since numbers change with a boot; then restart the container."
+                f"expected {path} to be readable and writable, found that it is not, although its mode is {node['mode']}. On the "
+                "hypervisor: load NVIDIA's module, and run proxmox_gpu again, since numbers change with a boot; then restart the container."
             )
         return f"expected {path} to be readable and writable, found that it is not. Set its mode, uid and gid in proxmox_gpu_guests."
     return ""
