@@ -90,6 +90,8 @@ def in_set(name: str, source: str = "") -> bool:
     """Whether a package must have the driver's version. source: its source package, where it is known."""
     if re.fullmatch(_APART, name) or source in _APART_SOURCES or (name in _NEAR and not source):
         return False
+    if name.startswith("kmod-nvidia-"):  # of rpm
+        return True
     return any(re.fullmatch(re.escape(pattern).replace(r"\*", r"[\w.+-]*"), name) for pattern in SET_PATTERNS)
 
 
@@ -630,13 +632,3 @@ def unattended_blacklist(heading: str, kernels: bool = False) -> str:
     patterns += ["linux-(?:image|headers|modules)", "linux-(?:generic|aws|azure|gcp|virtual)"] if kernels else []
     lines = "\n".join(f'    "{pattern}";' for pattern in patterns)
     return f"// {heading}\nUnattended-Upgrade::Package-Blacklist {{\n{lines}\n}};\n"
-
-
-# dnf has no preferences: its plugin holds what matches (NVIDIA Driver Installation Guide, version locking); branches are streams of the
-# module nvidia-driver (_driver_sources.Names.stream).
-VERSIONLOCK_PACKAGE = "python3-dnf-plugin-versionlock"
-
-
-def versionlock(version: str) -> list[str]:
-    """What to give to `dnf versionlock add`: the whole set in a version, or in a branch ("580")."""
-    return [f"*nvidia*{version}*", f"cuda-drivers*{version}*"]

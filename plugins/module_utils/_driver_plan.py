@@ -15,7 +15,7 @@ import dataclasses
 import re
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_modes
+from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_dnf, _driver_modes
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_packages as pkg
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_sources as src
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import (
@@ -45,10 +45,12 @@ REPOSITORY_PATH = f"/etc/apt/sources.list.d/{NAME}.sources"
 COMPONENTS_PATH = f"/etc/apt/sources.list.d/{NAME}-components.sources"
 YUM_PATH = f"/etc/yum.repos.d/{NAME}.repo"
 KEY_PATH = f"/etc/apt/keyrings/{NAME}.asc"
+RPM_KEY_PATH = f"/etc/pki/rpm-gpg/RPM-GPG-KEY-{NAME}"
 MODPROBE_PATH = f"/etc/modprobe.d/{NAME}.conf"
 
 # An empty plan; every plan has all of these. Plain data: strings, numbers, booleans, null, lists and dictionaries.
 PLAN: dict[str, t.Any] = {
+    "manager": "apt",  # or dnf
     "mode": "none",  # kernel | userland | none: nothing to do
     "reason": "",  # why there is nothing to do, or not all of it yet
     "source": None,  # distribution | nvidia | runfile; null: a driver of unknown origin that is good enough stays
@@ -131,6 +133,10 @@ class _Case:
     @property
     def kernel(self) -> bool:
         return self.mode == "kernel"
+
+    @property
+    def dnf(self) -> bool:
+        return self.where.distribution == "rhel"
 
     @property
     def secure_boot(self) -> bool:
@@ -449,7 +455,7 @@ def _complete(case: _Case, choice: _Candidate, installed: _Installed) -> Decisio
             return Decision(_mok_plan(case), [])
         problems.append(_secure_boot_problem(case, choice))
     packages, found = _headers(case) if dkms else ([], [])
-    problems += found
+    problems += found + (_dkms_problems(case) if dkms else [])
     names = case.names(choice.source, choice.flavour, choice.branch) if choice.source != "runfile" else None
     manager, found = _fabric_manager(case, choice, names)
     problems += found
@@ -478,6 +484,13 @@ def _complete(case: _Case, choice: _Candidate, installed: _Installed) -> Decisio
     change = _transaction(case, choice, names, manager)
     plan.update(_sources(case, choice), stream=names.stream, set=change.full, pin=_pin(case, choice, change.full))
     plan.update(packages=packages + change.packages, packages_remove=change.remove)
+    other = plan["repository"]["present"] if case.dnf and case.exact and plan["repository"] else None
+    if other:
+        text = (
+            f"expected NVIDIA's repository only where this role writes it, which holds the exact version, found it in {other} too; remove "
+            "that file, or ask for a branch."
+        )
+        return Decision(None, [Problem("repository_twice", text)])
     return _finish(case, plan)
 
 
@@ -585,11 +598,24 @@ def _headers(case: _Case) -> tuple[list[str], list[Problem]]:
     return wanted, problems
 
 
+def _dkms_problems(case: _Case) -> list[Problem]:
+    """NVIDIA's packages for dnf need DKMS, which is in EPEL only."""
+    if not case.dnf or "nvidia" not in case.known.asked or case.host.installed("dkms") or case.known.any("dkms"):
+        return []
+    text = (
+        "expected dkms in a package source, found none; add EPEL (dnf install epel-release on Rocky and Alma; on RHEL the package of that "
+        "name from EPEL's own site), with CodeReady Builder enabled."
+    )
+    return [Problem("dkms_missing", text)]
+
+
 def _following(case: _Case, name: str) -> str | None:
     """The package that brings headers with each new kernel, in the version of the one that brings the kernels.
 
     A newer one would bring a new kernel today: apt upgrades all packages of a source together (APT::Get::Upgrade-By-Source-Package).
     """
+    if case.dnf:
+        return f"{name}-{case.host.kernel}" if case.known.any(name) else None
     image = case.host.installed(name.replace("headers", "kernel" if name.startswith("proxmox") else "image"))
     versions = case.known.any(name)
     if not versions or (image is not None and image not in versions):
@@ -635,7 +661,8 @@ def _transaction(case: _Case, choice: _Candidate, names: src.Names, manager: t.M
             changed.append(name)
         elif pkg.in_set(name, package.source) and (differs if _known(case, choice) else other_line):
             remove.append(name)
-    packages = [f"{name}={full[name]}" if case.exact and name in full else name for name in dict.fromkeys(changed)]
+    # dnf takes a name that is installed for done, whatever its version is.
+    packages = [f"{name}={full[name]}" if (case.exact or case.dnf) and name in full else name for name in dict.fromkeys(changed)]
     return _Transaction(packages, sorted(set(remove)), full)
 
 
@@ -732,12 +759,12 @@ def _sources(case: _Case, choice: _Candidate) -> dict[str, t.Any]:
     entry = pkg.AptSource(REPOSITORY_PATH, ("deb",), (f"{url}/",), ("/",), (), KEY_PATH, False)
     key = {
         "url": case.wanted.key_url or f"{url}/{repository.key.file}",
-        "path": KEY_PATH,
+        "path": KEY_PATH if debian else RPM_KEY_PATH,
         "fingerprint": case.wanted.key_fingerprint or repository.key.fingerprint,
     }
-    yum = f"# {HEADING}\n[{NAME}]\nname=NVIDIA {repository.directory}\nbaseurl={url}\nenabled=1\ngpgcheck=1\ngpgkey={key['url']}\n"
+    yum = _driver_dnf.repository(NAME, f"NVIDIA {repository.directory}", url, RPM_KEY_PATH, case.exact, HEADING)
     # NVIDIA's package cuda-keyring brings a file of its own, and apt refuses the same repository with two keys (case C07).
-    others = [one.path for one in pkg.entries_for(case.host.sources, url) if one.path != REPOSITORY_PATH]
+    others = [one.path for one in pkg.entries_for(case.host.sources, url) if one.path not in (REPOSITORY_PATH, YUM_PATH)]
     values["repository"] = {
         "kind": repository.kind,
         "url": url,
@@ -783,6 +810,7 @@ def _modprobe(case: _Case, plan: t.Mapping[str, t.Any]) -> dict[str, str]:
 def _finish(case: _Case, plan: dict[str, t.Any]) -> Decision:
     """Files, kernels, reboot, notes and steps."""
     plan["mode"] = case.mode
+    plan["manager"] = "dnf" if case.dnf else "apt"
     plan["left_alone"] = guests_of(case.inventory)
     plan["kernels"] = case.host.kernels() if plan["modules"] else []
     plan["persistence"] = case.kernel and case.wanted.persistence
@@ -792,6 +820,9 @@ def _finish(case: _Case, plan: dict[str, t.Any]) -> Decision:
         plan["files"].append(_modprobe(case, plan))
         plan["initramfs"] = bool(holders or plan["packages"] or plan["runfile"])
         plan["reboot_required"], plan["reboot_why"] = _reboot(case, plan, holders)
+    if plan["stream"]:
+        stream = _driver_dnf.module(plan["stream"])
+        plan["files"].append({"path": _driver_dnf.MODULE_PATH, "text": stream, "why": f"dnf's stream is {plan['stream']}"})
     if plan["pin"]:
         text = pkg.unattended_blacklist(HEADING, kernels=plan["modules"] == "signed")
         plan["files"].append({"path": UNATTENDED_PATH, "text": text, "why": "unattended-upgrades must not change the driver"})

@@ -332,7 +332,8 @@ def headers(where: Platform, kernel_release: str, installed: t.Iterable[str] = (
     """Packages with the headers of a kernel (uname -r). installed: names of installed packages; a package that brings new kernels
     (linux-image-generic-hwe-24.04) tells best which one brings their headers."""
     if where.distribution == "rhel":
-        return Headers((f"kernel-devel-{kernel_release}",), ("kernel-devel",))
+        # kernel-devel alone is kept beside older ones and never changes with the kernel; the matched one does (GUIDE).
+        return Headers((f"kernel-devel-{kernel_release}",), ("kernel-devel-matched",))
     if kernel_release.endswith("-pve"):
         # Proxmox VE 8.1 changed the name (pve-headers before); its default kernel's package is proxmox-default-headers. Case C14.
         return Headers((f"proxmox-headers-{kernel_release}", f"pve-headers-{kernel_release}"), ("proxmox-default-headers", "pve-headers"))

@@ -255,6 +255,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
 from ansible_collections.firstlight.sglang.plugins.module_utils import (
     _cuda_toolkit,
+    _driver_dnf,
     _driver_facts,
     _driver_key,
     _driver_modes,
@@ -334,6 +335,10 @@ def apt_files(host: Host) -> dict[str, str]:
     return {path: text for path in paths for text in [host.read(path)] if text}
 
 
+def yum_repositories(host: Host) -> list[_driver_dnf.Repository]:
+    return _driver_dnf.repositories({path: host.read(path) for path in host.glob("/etc/yum.repos.d/*.repo")})
+
+
 def gather(host: Host, container: bool) -> HostFacts:
     params = host.module.params
     release = dict(re.findall(r"^([A-Z_]+)=\"?([^\"\n]*)\"?$", host.read("/etc/os-release"), re.MULTILINE))
@@ -351,6 +356,9 @@ def gather(host: Host, container: bool) -> HostFacts:
         hypervisor=host.there("/usr/bin/pveversion") or host.there("/etc/pve"),
         rebooted=params["rebooted"],
     )
+    if uses_dnf(facts):
+        listed = host.output("rpm", "rpm", "-qa", "--qf", _driver_dnf.RPM_FORMAT)
+        facts = dataclasses.replace(facts, packages=_driver_dnf.packages(listed), sources=_driver_dnf.as_sources(yum_repositories(host)))
     if facts.hypervisor:
         facts = dataclasses.replace(facts, guests_running=guests_running(host))
     if container:  # its kernel is the host's
@@ -366,6 +374,11 @@ def gather(host: Host, container: bool) -> HostFacts:
         module_flavour=("proprietary" if licence == "NVIDIA" else "open") if known and licence else None,
         mok_enrolled=mok_enrolled(host),
     )
+
+
+def uses_dnf(facts: HostFacts) -> bool:
+    where = _driver_sources.platform(facts.distribution, facts.version, facts.machine)
+    return where is not None and where.distribution == "rhel"
 
 
 def mok_enrolled(host: Host) -> bool | None:
@@ -470,6 +483,79 @@ def joined_preferences(host: Host, pin: str) -> str:
     return f"{host.read('/etc/apt/preferences').rstrip()}\n\n{pin}".lstrip()
 
 
+class DnfView:
+    """What dnf would see with other repositories and another stream: an installation root of its own with the host's database of packages.
+    Keys and indexes go into a cache of its own; the host's is left alone."""
+
+    def __init__(self, host: Host, facts: HostFacts) -> None:
+        self.host, self.facts = host, facts
+        self.directory = tempfile.mkdtemp(prefix="dnf-", dir=host.module.tmpdir)  # removed with it
+        self.root = os.path.join(self.directory, "root")
+        for name in ("repos", "cache", "root/etc/dnf/modules.d", "root/var/lib"):
+            os.makedirs(os.path.join(self.directory, name))
+        database = host.output("rpm-database", "rpm", "--eval", "%{_dbpath}").strip() or "/var/lib/rpm"
+        os.makedirs(os.path.dirname(self.root + database), exist_ok=True)
+        os.symlink(database, self.root + database)
+        for path in host.glob("/etc/yum.repos.d/*.repo"):
+            self.write(f"repos/host-{os.path.basename(path)}", host.read(path))
+        for path in host.glob("/etc/dnf/modules.d/*.module"):
+            self.write(f"root{path}", host.read(path))
+
+    def write(self, name: str, text: str) -> str:
+        path = os.path.join(self.directory, name)
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        return path
+
+    def dnf(self, *words: str) -> str:
+        """What dnf prints, also when it ends badly: --assumeno always does."""
+        release = self.facts.version.partition(".")[0]
+        settings = {
+            "reposdir": os.path.join(self.directory, "repos"),
+            "cachedir": os.path.join(self.directory, "cache"),
+            "logdir": self.directory,
+            "persistdir": os.path.join(self.directory, "root/var/lib/dnf"),
+            "module_platform_id": f"platform:el{release}",
+            "install_weak_deps": "False",
+            "timeout": "20",
+            "retries": "2",
+        }
+        options = [f"--setopt={key}={value}" for key, value in settings.items()]
+        options += [f"--installroot={self.root}", f"--releasever={release}"]
+        return self.host.run("dnf", "dnf", *options, *words, timeout_s=self.host.module.params["timeout_s"])[1]
+
+    def offers(self, names: list[str], repository: dict[str, t.Any], key: str) -> tuple[dict[str, dict[str, list[str]]], str]:
+        """What the sources have, with the plan's repository among them; and what was wrong with it, or nothing."""
+        ours = [one.name for one in yum_repositories(self.host) if repository["url"] in {url.rstrip("/") for url in one.urls}]
+        if not repository["present"]:
+            ours = [_driver_plan.NAME]
+            # Everything of it: what is held at one version would not say what else there is.
+            self.add(re.sub(r"^includepkgs=.*\n", "", repository["text"], flags=re.MULTILINE), repository["key"]["path"], key)
+        words = ("-y", "repoquery", "--available", "--disable-modular-filtering", "--qf", _driver_dnf.QUERY_FORMAT)
+        text = self.dnf(*words, *names)
+        found = _driver_dnf.available(text, ours)
+        wrong = _driver_dnf.error(text)
+        return found, f"that dnf cannot read it ({wrong})" if wrong else ""
+
+    def add(self, text: str, key_path: str, key: str) -> None:
+        self.write(f"repos/{_driver_plan.NAME}.repo", text.replace(f"file://{key_path}", f"file://{self.write('key.asc', key)}"))
+        host = os.path.join(self.directory, f"repos/host-{_driver_plan.NAME}.repo")  # of an earlier run
+        if os.path.exists(host):
+            os.unlink(host)
+
+    def simulate(self, plan: dict[str, t.Any], key: str) -> _driver_packages.Simulation:
+        for file in plan["files"]:
+            if file["path"] == _driver_dnf.MODULE_PATH and file["text"] is not None:
+                self.write(f"root{file['path']}", file["text"])
+        repository = plan["repository"]
+        if repository and not repository["present"]:
+            self.add(repository["text"], repository["key"]["path"], key)
+        words = [_driver_dnf.specification(name) for name in plan["packages"]]
+        verb = ["--allowerasing", "install"] if plan["state"] == "present" else ["--setopt=clean_requirements_on_remove=False", "remove"]
+        text = self.dnf("--assumeno", *verb, *(words if plan["state"] == "present" else plan["packages_remove"]))
+        return _driver_dnf.simulation(text, self.facts.packages)
+
+
 class Decider:
     """Decides, reads the index of what the decision needs, and decides again, until it needs no more."""
 
@@ -481,9 +567,10 @@ class Decider:
         self.known = Offers()
         self.key = ""
         self.notes: list[str] = []
+        self.dnf_view: DnfView | None = None
 
     def ask(self) -> None:
-        if self.where is None or self.where.distribution == "rhel":
+        if self.where is None:
             return
         found = self.view.policies(_driver_facts.names_to_ask(self.where, self.facts))
         sources = [*self.facts.sources, *self.view.sources]
@@ -493,13 +580,15 @@ class Decider:
         return _driver_plan.decide(self.wanted, self.facts, self.inventory, self.known)
 
     def run(self) -> _driver_plan.Decision:
+        if self.dnf:
+            return self.run_dnf()
         self.ask()
         decision = self.decide()
         refreshed = bool(self.host.root)
         for _round in range(4):
             needs = {problem.code for problem in decision.problems} & OF_OFFERS
             needs |= set(decision.plan["packages"]) if decision.plan else set()
-            if not refreshed and needs and self.where is not None and self.where.distribution != "rhel":
+            if not refreshed and needs and self.where is not None:
                 refreshed = True
                 self.view.open()
                 problem = self.view.update("parts")
@@ -515,6 +604,32 @@ class Decider:
         names = [name for release in releases for name in _cuda_toolkit.names_to_ask("nvidia", "apt", release)]
         found = self.view.policies(list(dict.fromkeys(names))) if names else {}
         return {name: [one.version for one in policy.versions] for name, policy in found.items() if name in names}
+
+    @property
+    def dnf(self) -> bool:
+        return uses_dnf(self.facts)
+
+    def run_dnf(self) -> _driver_plan.Decision:
+        """Without NVIDIA's index branches are known, which is enough for what is installed already; else it is read, and decided again."""
+        decision = self.decide()
+        plan = decision.plan
+        if self.host.root or plan is None or self.where is None:
+            return decision
+        repository = plan["repository"]
+        wrong = self.fetch_key(repository["key"]) if repository and not repository["present"] else ""
+        if not plan["packages"] and not wrong:
+            return decision
+        names = [*_driver_facts.names_to_ask(self.where, self.facts), "dkms"]
+        # A .run file needs what the distribution has.
+        url = {"url": "", "present": True}
+        if not wrong:
+            self.dnf_view = DnfView(self.host, self.facts)
+            versions, wrong = self.dnf_view.offers(names, repository or url, self.key)
+            self.known = Offers(versions, ["distribution", *(["nvidia"] if repository else [])])
+        if wrong:
+            self.refused["nvidia"] = wrong
+            self.known = Offers(refused=self.refused)
+        return self.decide()
 
     def with_refusals(self, problem: Problem) -> Problem:
         """A problem of what the sources have, with those that could not be read."""
@@ -670,8 +785,10 @@ def not_installed(facts: HostFacts, plan: dict[str, t.Any], log: str) -> list[Pr
     if not missing:
         return []
     cause = _driver_packages.apt_error(log)
-    last = [line for line in log.splitlines() if line.startswith("E: ")][-1:]
-    why = f"that {cause.found}; {cause.action}" if cause else f"them missing or half-installed ({''.join(last) or 'see the log of apt'})."
+    last = "".join([line for line in log.splitlines() if line.startswith("E: ")][-1:]) or _driver_dnf.error(log)
+    why = (
+        f"that {cause.found}; {cause.action}" if cause else f"them missing or half-installed ({last or 'see the log of the installation'})."
+    )
     return [Problem(cause.code if cause else "not_installed", f"expected {', '.join(missing)} installed, found {why}")]
 
 
@@ -815,9 +932,11 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
         plan = _driver_plan.removal(gone, facts)
         plan["reason"] = plan["reason"] if record else "this role put no driver here"
         plan["mode"] = record.get("mode", "none") if plan["steps"] else "none"
+        plan["manager"] = "dnf" if uses_dnf(facts) else "apt"
         problems = []
         if plan["packages_remove"]:
-            change = View(host).simulate({**plan, "pin": None})
+            dnf = uses_dnf(facts) and not host.root
+            change = DnfView(host, facts).simulate({**plan, "state": "absent"}, "") if dnf else View(host).simulate({**plan, "pin": None})
             problems = _driver_outcome.transaction_problems(change, [], None, plan["packages_remove"]) if change else []
         result.update(plan=None if problems else plan, mode=plan["mode"], steps=plan["steps"])
         return problems
@@ -848,14 +967,12 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
 
 def not_yet(decider: Decider, plan: dict[str, t.Any]) -> list[Problem]:
     """What this role cannot carry out yet, said before anything is touched."""
-    where = decider.where
-    changes = any(plan[key] for key in ("packages", "packages_remove", "runfile", "mok"))
-    if where is not None and where.distribution == "rhel" and changes:
+    if decider.dnf and plan["mok"]:
         text = (
-            f"expected Debian or Ubuntu, found {where.text()}, for which this role installs nothing yet; "
-            f"install {plan['version'] or plan['branch']} with dnf, and run this again."
+            f"expected gpu_driver_secure_boot: stop with dnf, found mok, which this role prepares with apt only; run "
+            f"{', then '.join(plan['mok']['commands'])}, then {'; '.join(plan['mok']['console'])}."
         )
-        return [Problem("rhel_not_yet", text)]
+        return [Problem("mok_with_dnf", text)]
     return []
 
 
@@ -878,9 +995,14 @@ def simulated(decider: Decider, facts: HostFacts, wanted: Wanted, plan: dict[str
     """What apt would do that nobody asked for."""
     if not plan["packages"] and not plan["packages_remove"]:
         return []
-    change = decider.view.simulate(plan)
+    if decider.dnf:
+        change = decider.dnf_view.simulate({**plan, "state": "present"}, decider.key) if decider.dnf_view else None
+    else:
+        change = decider.view.simulate(plan)
     if change is None:
         return []
+    if decider.dnf and change.error:
+        return [Problem("dnf_refuses", f"expected a transaction that dnf can make, found: {change.error}; look at dnf install --assumeno.")]
     version = plan["version"] if plan["source"] != "runfile" else None
     return _driver_outcome.transaction_problems(change, facts.packages, version, plan["packages_remove"], wanted.allow_downgrade)
 

@@ -497,17 +497,6 @@ def test_signed_modules_wait_with_their_kernel():
     assert not any(re.match(pattern, "linux-libc-dev") for pattern in patterns)
 
 
-def test_what_dnf_holds():
-    patterns = pkg.versionlock("580.95.05")
-    for name in (
-        "kmod-nvidia-open-dkms-3:580.95.05-1.el9.noarch",
-        "libnvidia-ml-3:580.95.05-1.el9.x86_64",
-        "cuda-drivers-580.95.05-1.noarch",
-    ):
-        assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
-    assert not any(fnmatch.fnmatch("libnvidia-ml-3:590.48.01-1.el9.x86_64", pattern) for pattern in patterns)
-
-
 @hypothesis.given(st.text(alphabet="ab:;.,-_ \t\n()[]{}<>0123456789EWIRDinstv|/+~#'\"", max_size=300))
 def test_no_text_makes_a_parser_raise(text):
     found = pkg.packages(text)

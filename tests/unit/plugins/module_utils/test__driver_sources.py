@@ -239,7 +239,7 @@ def test_components():
             "linux-headers-generic-hwe-24.04",
         ),
         (UBUNTU, "6.8.0-1020-aws", [], "linux-headers-6.8.0-1020-aws", "linux-headers-aws"),
-        (RHEL, "5.14.0-427.13.1.el9_4.x86_64", [], "kernel-devel-5.14.0-427.13.1.el9_4.x86_64", "kernel-devel"),
+        (RHEL, "5.14.0-427.13.1.el9_4.x86_64", [], "kernel-devel-5.14.0-427.13.1.el9_4.x86_64", "kernel-devel-matched"),
     ],
 )
 def test_headers(where, kernel, installed, running, following):

@@ -106,9 +106,15 @@ def test_a_host_without_gpu_is_a_problem_only_where_one_is_required(recorded):
     assert (codes(result), result["mode"], result["steps"]) == ([], "none", [])
 
 
-def test_rhel_is_refused_honestly(recorded):
+def test_rhel_gets_its_driver_with_dnf_and_no_enrolment_and_no_userland(recorded):
     root = recorded(release='ID="rocky"\nVERSION_ID="9.4"\n', uname="5.14.0-427.13.1.el9_4.x86_64")
-    assert codes(ask(root=root, inventory=inventory(None, False), sglang_releases=["0.5.23"])) == ["rhel_not_yet"]
+    result = ask(root=root, inventory=inventory(None, False), sglang_releases=["0.5.23"])
+    assert (codes(result), result["plan"]["manager"], result["plan"]["stream"]) == ([], "dnf", "580-open")
+    locked = inventory(None, False, secure_boot="enabled")
+    assert codes(ask(root=root, inventory=locked, secure_boot="mok")) == ["mok_with_dnf"]
+    (problem,) = ask(root=root, inventory=inventory("580.95.05"))["problems"]
+    assert problem["code"] == "no_matching_userland"
+    assert "NVIDIA-Linux-x86_64-580.95.05.run" in problem["text"], "the libraries want a module there"
 
 
 def test_a_hypervisor_with_guests_is_not_rebooted(recorded):
