@@ -450,6 +450,13 @@ class View:
     def policies(self, names: list[str]) -> dict[str, _driver_packages.Policy]:
         return _driver_packages.policies(self.host.output("apt-cache", "apt-cache", *self.options, "policy", *names))
 
+    def preferences(self, pin: dict[str, str]) -> str:
+        """A directory with the host's preferences, and the pin instead of the one that an earlier run wrote."""
+        texts = {path: self.host.read(path) for path in self.host.glob("/etc/apt/preferences.d/*")}
+        for path, text in {**texts, pin["path"]: pin["text"]}.items():
+            self.write(f"preferences/{os.path.basename(path)}", text)
+        return os.path.join(self.directory, "preferences")
+
     def simulate(self, plan: dict[str, t.Any]) -> _driver_packages.Simulation | None:
         """What apt would do, with the plan's pin in force."""
         if self.host.root:
@@ -457,17 +464,12 @@ class View:
         self.open()
         options = [*self.options]
         if plan["pin"]:
-            options += ["-o", f"Dir::Etc::Preferences={self.write('preferences/pin', joined_preferences(self.host, plan['pin']['text']))}"]
+            options += ["-o", f"Dir::Etc::PreferencesParts={self.preferences(plan['pin'])}"]
         if any(name.count("=") for name in plan["packages"]) or self.host.module.params["allow_downgrade"]:
             options.append("--allow-downgrades")
         names = [*plan["packages"], *(f"{name}-" for name in plan["packages_remove"])]
         text = self.host.run("apt-get-simulate", "apt-get", *options, "-s", "--no-install-recommends", "install", *names)[1]
         return _driver_packages.simulation(text)
-
-
-def joined_preferences(host: Host, pin: str) -> str:
-    """The host's own file and the pin: apt reads one file under that name."""
-    return f"{host.read('/etc/apt/preferences').rstrip()}\n\n{pin}".lstrip()
 
 
 class Decider:
