@@ -445,7 +445,7 @@ class View:
             return ""
         known = _driver_packages.apt_error(text)
         last = next((line for line in reversed(text.splitlines()) if line.startswith("E: ")), f"apt-get update ended with status {rc}")
-        return f"that {known.found}; {known.action}" if known else last
+        return f"that {known.found}; {known.action[0].lower()}{known.action[1:].rstrip('.')}" if known else last
 
     def policies(self, names: list[str]) -> dict[str, _driver_packages.Policy]:
         return _driver_packages.policies(self.host.output("apt-cache", "apt-cache", *self.options, "policy", *names))
