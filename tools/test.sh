@@ -7,7 +7,7 @@ export PATH="$PWD/.venv/bin:$PATH" MOLECULE_GLOB='molecule/*/molecule.yml'
 mode=${1:-}
 
 clean_up() {
-  for purpose in molecule double lxc129 lxc130 lxc131 e2e bare controller; do
+  for purpose in molecule cuda-repo double lxc129 lxc130 lxc131 e2e bare controller; do
     python3 tools/testhost.py destroy "$purpose" >/dev/null || true
   done
 }

@@ -417,8 +417,7 @@ class AptError(t.NamedTuple):
     action: str
 
 
-# The first that fits is the cause; others follow from it. {0}, {1}: what the pattern's groups hold. apt 2.6 and 3.0, captured; the
-# expired key of apt 3 is only found by the words of sqv's library.
+# The first that fits is the cause; others follow from it. {0}, {1}: what the pattern's groups hold. apt 2.6 and 3.0, captured.
 _ERRORS: tuple[tuple[str, str, str, str], ...] = (
     (
         "dpkg_lock",
@@ -440,8 +439,8 @@ _ERRORS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "key_expired",
-        r"EXPKEYSIG (\w+)|(?:key|certificate|[Pp]rimary key).{0,80}\b(?:is expired|expired on|has expired)",
-        "the repository is signed with a key that has expired ({0})",
+        r"EXPKEYSIG (\w+)|Signing key on (\w+) is bad:[\s\S]{0,200}?Expired on",
+        "the repository is signed with a key that has expired ({0}{1})",
         "Fetch the repository's current key and compare its fingerprint.",
     ),
     (

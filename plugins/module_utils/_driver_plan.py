@@ -929,5 +929,6 @@ def removal(record: t.Mapping[str, t.Sequence[str]], host: HostFacts) -> dict[st
         initramfs=bool(packages),
         reboot_required=loaded,
         reboot_why="the module that is loaded stays until then" if loaded else "",
+        reboot_allowed_why="a removal does not reboot" if loaded else "",
         steps=steps,
     )

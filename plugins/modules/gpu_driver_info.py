@@ -127,6 +127,10 @@ options:
     description: Whether this run has rebooted the host already.
     type: bool
     default: false
+  lock_timeout_s:
+    description: Seconds to wait for another program that holds a lock of dpkg or apt, where packages have to change or are not in order.
+    type: int
+    default: 0
   root:
     description:
       - Where C(etc), C(boot), C(lib) and C(proc) of the host lie. Another directory than V(/) is a recorded host; what commands print is
@@ -213,6 +217,10 @@ reboot_allowed_why:
   description: Why not.
   returned: always
   type: str
+loadable:
+  description: Whether the module that is installed can be loaded without a reboot, since no other driver has a GPU. With O(plan).
+  returned: always
+  type: bool
 installed:
   description: Version to packages of the driver's set that have it. One version is what should be.
   returned: always
@@ -243,12 +251,15 @@ asked:
 
 import contextlib
 import dataclasses
+import fcntl
 import glob
 import json
 import os
 import pwd
 import re
+import struct
 import tempfile
+import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
@@ -270,6 +281,9 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts im
 
 COMMAND_TIMEOUT_S = 60
 KEY_LIMIT_BYTES = 1 << 20
+# apt-get install waits for the first two; for that of the lists nobody waits (apt 2.6 and 3.0).
+LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
+FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 # Problems that another look at the package sources may remove: an index that was never read has nothing to offer.
 OF_OFFERS = {"not_offered", "source_too_old", "no_matching_userland", "headers_missing", "repository_missing", "fabric_manager_version"}
 
@@ -393,6 +407,25 @@ def mok_enrolled(host: Host) -> bool | None:
     return known
 
 
+def lock_holder(host: Host) -> str:
+    """Which program holds a lock of dpkg or apt, in words; empty when none does. No lock is taken."""
+    for path in LOCKS if not host.root else ():
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as stream:
+            answer = fcntl.fcntl(stream, fcntl.F_GETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            kind, _whence, _start, _length, pid = struct.unpack(FLOCK, answer)
+            if kind != fcntl.F_UNLCK:
+                return f"process {pid} ({host.read(f'/proc/{pid}/comm').strip() or 'of another container'}) with {path}"
+    return ""
+
+
+def wait_for_locks(host: Host) -> str:
+    """Who still holds a lock after the time that is allowed; empty when nobody does."""
+    until = time.monotonic() + host.module.params["lock_timeout_s"]
+    while lock_holder(host) and time.monotonic() < until:
+        time.sleep(1)
+    return lock_holder(host)
+
+
 class View:
     """What apt sees: the host's own, or the host's with other sources, in a directory of its own."""
 
@@ -458,10 +491,17 @@ class View:
             return ""
         known = _driver_packages.apt_error(text)
         last = next((line for line in reversed(text.splitlines()) if line.startswith("E: ")), f"apt-get update ended with status {rc}")
-        return f"that {known.found}; {known.action}" if known else last
+        return f"that {known.found}; {known.action[0].lower()}{known.action[1:].rstrip('.')}" if known else last
 
     def policies(self, names: list[str]) -> dict[str, _driver_packages.Policy]:
         return _driver_packages.policies(self.host.output("apt-cache", "apt-cache", *self.options, "policy", *names))
+
+    def preferences(self, pin: dict[str, str]) -> str:
+        """A directory with the host's preferences, and the pin instead of the one that an earlier run wrote."""
+        texts = {path: self.host.read(path) for path in self.host.glob("/etc/apt/preferences.d/*")}
+        for path, text in {**texts, pin["path"]: pin["text"]}.items():
+            self.write(f"preferences/{os.path.basename(path)}", text)
+        return os.path.join(self.directory, "preferences")
 
     def simulate(self, plan: dict[str, t.Any]) -> _driver_packages.Simulation | None:
         """What apt would do, with the plan's pin in force."""
@@ -470,17 +510,12 @@ class View:
         self.open()
         options = [*self.options]
         if plan["pin"]:
-            options += ["-o", f"Dir::Etc::Preferences={self.write('preferences/pin', joined_preferences(self.host, plan['pin']['text']))}"]
+            options += ["-o", f"Dir::Etc::PreferencesParts={self.preferences(plan['pin'])}"]
         if any(name.count("=") for name in plan["packages"]) or self.host.module.params["allow_downgrade"]:
             options.append("--allow-downgrades")
         names = [*plan["packages"], *(f"{name}-" for name in plan["packages_remove"])]
         text = self.host.run("apt-get-simulate", "apt-get", *options, "-s", "--no-install-recommends", "install", *names)[1]
         return _driver_packages.simulation(text)
-
-
-def joined_preferences(host: Host, pin: str) -> str:
-    """The host's own file and the pin: apt reads one file under that name."""
-    return f"{host.read('/etc/apt/preferences').rstrip()}\n\n{pin}".lstrip()
 
 
 class DnfView:
@@ -593,7 +628,7 @@ class Decider:
                 self.view.open()
                 problem = self.view.update("parts")
                 self.notes += [f"the index of the package sources could not be brought up to date: {problem}"] if problem else []
-            elif not (decision.plan and not self.host.root and self.add_sources(decision.plan)):
+            elif self.host.root or not self.add_sources(decision.plan or self.any_plan(decision)):
                 break
             self.ask()
             decision = self.decide()
@@ -630,6 +665,13 @@ class Decider:
             self.refused["nvidia"] = wrong
             self.known = Offers(refused=self.refused)
         return self.decide()
+
+    def any_plan(self, decision: _driver_plan.Decision) -> dict[str, t.Any]:
+        """The plan without a branch or version, where none fits the one that is asked for: its sources tell what there is instead."""
+        if not any(problem.code == "not_offered" for problem in decision.problems):
+            return _driver_plan.PLAN
+        wanted = dataclasses.replace(self.wanted, branch=None, version=None)
+        return _driver_plan.decide(wanted, self.facts, self.inventory, self.known).plan or _driver_plan.PLAN
 
     def with_refusals(self, problem: Problem) -> Problem:
         """A problem of what the sources have, with those that could not be read."""
@@ -757,7 +799,7 @@ def outcome(host: Host, facts: HostFacts, inventory: dict[str, t.Any], plan: dic
     version = plan["version"] or next(iter(_driver_packages.set_versions(facts.packages)), None)
     if plan["fabric_manager"] and version:
         problems += _driver_outcome.fabric_manager_problems(version, facts.installed(plan["fabric_manager"]["package"]))
-    needed, why = False, ""
+    needed, why, loadable = False, "", False
     if plan["mode"] == "kernel":
         holders = sorted({gpu["kernel_driver"] for gpu in inventory["gpus"] if gpu["health"] != "passed_through"} - {None, "nvidia"})
         needed, why = _driver_outcome.reboot_needed(
@@ -767,6 +809,7 @@ def outcome(host: Host, facts: HostFacts, inventory: dict[str, t.Any], plan: dic
             flavour=facts.module_flavour,
             holders=holders,
         )
+        loadable = inventory["driver_version"] is None and facts.module_version is not None and not holders
     user = host.module.params["device_user"]
     if user and not needed and not problems:
         problems += devices(user, inventory)
@@ -774,7 +817,7 @@ def outcome(host: Host, facts: HostFacts, inventory: dict[str, t.Any], plan: dic
         problems += _driver_state.answer_problems(inventory) if plan["mode"] == "kernel" and not problems else []
     if host.module.params["power_limit_w"] is not None and not needed and plan["mode"] == "kernel":
         problems += _driver_state.power_read_back(inventory, host.module.params["power_limit_w"])
-    return {"problems": problems, "reboot_required": needed, "reboot_why": why}
+    return {"problems": problems, "reboot_required": needed, "reboot_why": why, "loadable": loadable}
 
 
 def not_installed(facts: HostFacts, plan: dict[str, t.Any], log: str) -> list[Problem]:
@@ -856,6 +899,7 @@ def main() -> None:
             "local": {"type": "bool", "default": False},
             "rebooted": {"type": "bool", "default": False},
             "root": {"type": "path", "default": "/"},
+            "lock_timeout_s": {"type": "int", "default": 0},
             "timeout_s": {"type": "int", "default": 120},
         },
         supports_check_mode=True,
@@ -881,6 +925,7 @@ def main() -> None:
         "brings": False,
         "installed": _driver_packages.set_versions(facts.packages),
         "packages": _driver_state.driver_packages(facts),
+        "loadable": False,
         "key": "",
         "offered": {},
         "asked": [],
@@ -896,10 +941,18 @@ def main() -> None:
     if params["plan"] is not None:
         told = outcome(host, facts, inventory, params["plan"])
         problems = told.pop("problems")
+        result["loadable"] = told.pop("loadable")
         reboot.update(told)
         result["mode"] = params["plan"]["mode"]
     else:
         problems = look_ahead(host, facts, wanted, inventory, result)
+        if waits(problems, result["plan"]) and lock_holder(host):
+            # Another program is at work: what was seen may be half of it.
+            holder = wait_for_locks(host)
+            problems = look_ahead(host, gather(host, bool(inventory["container"])), wanted, inventory, result)
+            if holder:
+                problems = locked(holder, params["lock_timeout_s"], problems)
+                result.update(plan=None, steps=[])
         reboot.update({key: result["plan"][key] for key in reboot} if result["plan"] else {})
     result["module_waits"] = reboot["reboot_required"]
     if params["state"] == "present":
@@ -921,6 +974,22 @@ def with_modes(
         reboot["reboot_required"] = True
         reboot["reboot_why"] = "; ".join(word for word in (reboot["reboot_why"], *waiting) if word)
     return _driver_modes.problems(modes, inventory)
+
+
+def waits(problems: list[Problem], plan: dict[str, t.Any] | None) -> bool:
+    """Whether the locks of dpkg and apt matter: a mistake in the options is told at once."""
+    return any(one.code == "broken_packages" for one in problems) or (
+        plan is not None and bool(plan["packages"] or plan["packages_remove"])
+    )
+
+
+def locked(holder: str, seconds: int, problems: list[Problem]) -> list[Problem]:
+    """Another program is at work: that packages are not in order may be its doing."""
+    text = (
+        f"expected the locks of dpkg and apt to be free within {seconds} s, found {holder}; wait until it has ended (apt-daily and "
+        "cloud-init run after a boot), or set a longer gpu_driver_lock_timeout_s; never delete a lock."
+    )
+    return [Problem("locked", text), *(problem for problem in problems if problem.code != "broken_packages")]
 
 
 def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str, t.Any], result: dict[str, t.Any]) -> list[Problem]:

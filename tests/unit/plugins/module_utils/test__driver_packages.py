@@ -368,6 +368,7 @@ def test_the_set_after_a_transaction_with_a_hold():
         ("apt3_wrong_key.txt", "key_wrong", ["C2838A9B5A4E782CCE4B38C323480ADCB7FEB8F2"]),
         ("apt2_wrong_key.txt", "key_wrong", ["23480ADCB7FEB8F2"]),
         ("apt2_expired_key.txt", "key_expired", ["AD7B59C01FF6EECA"]),
+        ("apt3_expired_key.txt", "key_expired", ["78F613D5B7FFA2CCFAFE033BC6AA73635DC8F0A5"]),
         ("apt3_no_keyring.txt", "key_unreadable", ["/usr/share/keyrings/nokey.gpg"]),
         ("apt3_stale_release.txt", "release_expired", ["debian13/x86_64/InRelease"]),
         ("apt2_404.txt", "repository_missing", ["debian125/x86_64"]),

@@ -7,10 +7,12 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_inventory, _gpu_system
 from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import Reading
+from ansible_collections.firstlight.sglang.plugins.modules import gpu_driver_info
 
 ROOT = pathlib.Path(__file__).parents[4]
 DRIVER = ROOT / "tests/fixtures/driver"
@@ -157,3 +159,63 @@ def test_what_came_of_it_is_told(recorded):
     done = recorded(**{"dpkg-query": (DRIVER / "dpkg_debian13.txt").read_text()})
     wrong = ask(root=done, inventory=inventory("550.163.01"), plan={**plan, "version": "550.90.07", "packages": []})
     assert codes(wrong) == ["wrong_version"]
+
+
+@pytest.mark.parametrize(
+    "loaded,built,holder,loadable",
+    [
+        (None, "590.48.01", None, True),
+        (None, "590.48.01", "nouveau", False),
+        (None, "", None, False),
+        ("580.95.05", "590.48.01", "nvidia", False),
+    ],
+)
+def test_a_module_is_loaded_without_a_reboot_only_where_nothing_else_has_the_gpus(recorded, loaded, built, holder, loadable):
+    root = recorded(**{"modinfo-version": built, "modinfo-license": "Dual MIT/GPL"})
+    found = inventory(loaded, False)
+    found["gpus"][0]["kernel_driver"] = holder
+    plan = {
+        **dict.fromkeys(("version", "source", "fabric_manager")),
+        "mode": "kernel",
+        "kernels": [],
+        "packages": [],
+        "set": {},
+    }
+    told = ask(root=root, inventory=found, plan=plan)
+    assert (codes(told), told["loadable"]) == ([], loadable)
+    assert told["reboot_required"] is bool(built or holder == "nouveau")
+
+
+def test_a_removal_says_why_it_leaves_the_reboot_to_others(recorded):
+    answers = {"dpkg-query": (DRIVER / "dpkg_debian13.txt").read_text(), "modinfo-version": "550.163.01", "modinfo-license": "NVIDIA"}
+    root = recorded({"record.json": json.dumps({"packages_before": [], "files": [], "units": [], "mode": "kernel"})}, **answers)
+    result = ask(root=root, inventory=inventory("550.163.01", False), state="absent", record_path="/record.json")
+    assert (result["reboot_required"], result["reboot_allowed_why"]) == (True, "a removal does not reboot")
+
+
+def test_who_holds_a_lock_is_told_without_taking_it(tmp_path, monkeypatch):
+    path = tmp_path / "lock"
+    monkeypatch.setattr(gpu_driver_info, "LOCKS", (str(tmp_path / "none"), str(path)))
+    module = types.SimpleNamespace(params={"root": "/", "lock_timeout_s": 0})
+    host = gpu_driver_info.Host(module)
+    path.touch()
+    assert gpu_driver_info.lock_holder(host) == ""
+    code = "import fcntl, sys; held = open(sys.argv[1], 'w'); fcntl.lockf(held, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        assert gpu_driver_info.wait_for_locks(host).startswith(f"process {holder.pid} (python")
+        holder.stdin.close()
+        holder.wait()
+        module.params["lock_timeout_s"] = 5
+        assert gpu_driver_info.wait_for_locks(host) == ""
+
+
+def test_what_is_half_done_under_a_lock_is_not_called_broken():
+    found = [gpu_driver_info.Problem("broken_packages", "x"), gpu_driver_info.Problem("bad_branch", "y")]
+    told = gpu_driver_info.locked("process 12 (apt-get) with /var/lib/dpkg/lock", 300, found)
+    assert [problem.code for problem in told] == ["locked", "bad_branch"]
+    assert gpu_driver_info.waits(found, None)
+    assert not gpu_driver_info.waits(found[1:], None)
+    assert gpu_driver_info.waits([], {"packages": ["x"], "packages_remove": []})
+    assert not gpu_driver_info.waits([], {"packages": [], "packages_remove": []})
+    assert "within 300 s, found process 12 (apt-get)" in told[0].text
