@@ -243,11 +243,13 @@ asked:
 
 import contextlib
 import dataclasses
+import fcntl
 import glob
 import json
 import os
 import pwd
 import re
+import struct
 import tempfile
 import typing as t
 
@@ -329,6 +331,18 @@ def guests_running(host: Host) -> int:
     return len(re.findall(r"^\s*\d+\s.*\brunning\b", text, re.MULTILINE))
 
 
+def dpkg_process() -> int | None:
+    """The process that holds dpkg's lock (fcntl(2)); the lock is asked for, and not taken."""
+    layout = "hhqqi"  # struct flock
+    for path in ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock"):
+        with contextlib.suppress(OSError), open(path, "rb") as stream:
+            wanted = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _whence, _start, _length, process = struct.unpack(layout, fcntl.fcntl(stream, fcntl.F_GETLK, wanted))
+            if kind != fcntl.F_UNLCK:
+                return int(process)
+    return None
+
+
 def apt_files(host: Host) -> dict[str, str]:
     paths = ["/etc/apt/sources.list", *host.glob("/etc/apt/sources.list.d/*.list"), *host.glob("/etc/apt/sources.list.d/*.sources")]
     return {path: text for path in paths for text in [host.read(path)] if text}
@@ -350,13 +364,19 @@ def gather(host: Host, container: bool) -> HostFacts:
         local=params["local"],
         hypervisor=host.there("/usr/bin/pveversion") or host.there("/etc/pve"),
         rebooted=params["rebooted"],
+        dpkg_process=None if host.root else dpkg_process(),
     )
     if facts.hypervisor:
         facts = dataclasses.replace(facts, guests_running=guests_running(host))
     if container:  # its kernel is the host's
         return facts
-    licence = host.output("modinfo-license", "modinfo", "-F", "license", "nvidia").strip()
-    version = host.output("modinfo-version", "modinfo", "-F", "version", "nvidia").strip()
+    # The file, not the name: Debian's modules are nvidia-current.ko and the like, and modinfo does not know them as nvidia.
+    files = _gpu_system.kernel_module(kernel, module_files(host, kernel), ()).files or []
+    on_disk = {
+        field: host.output(f"modinfo-{field}", "modinfo", "-F", field, host.root + files[0]).strip() if files else ""
+        for field in ("license", "version")
+    }
+    licence, version = on_disk["license"], on_disk["version"]
     known = _driver_sources.parse_version(version) is not None
     return dataclasses.replace(
         facts,
@@ -652,6 +672,7 @@ def outcome(host: Host, facts: HostFacts, inventory: dict[str, t.Any], plan: dic
             flavour=facts.module_flavour,
             holders=holders,
         )
+    problems += _driver_outcome.after_reboot_problems(plan, inventory["driver_version"], why) if facts.rebooted else []
     user = host.module.params["device_user"]
     if user and not needed and not problems:
         problems += devices(user, inventory)
@@ -832,7 +853,7 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
     plan = decision.plan or {}
     if plan:
         problems += _driver_state.power_problems(inventory, params["power_limit_w"], params["clocks_mhz"])
-        problems += not_yet(decider, plan) + runfile_problems(host, plan["runfile"])
+        problems += not_yet(decider, plan) + runfile_problems(host, plan["runfile"]) + enrolment_problems(host, plan["mok"])
         problems += simulated(decider, facts, wanted, plan) if not problems else []
     result["asked"] = list(decider.known.asked)
     if not problems and plan:
@@ -857,6 +878,15 @@ def not_yet(decider: Decider, plan: dict[str, t.Any]) -> list[Problem]:
         )
         return [Problem("rhel_not_yet", text)]
     return []
+
+
+def enrolment_problems(host: Host, mok: dict[str, t.Any] | None) -> list[Problem]:
+    """The firmware asks for root's password at the console, so there must be one: images for clouds have none."""
+    match = re.search(r"^root:([^:]*):", host.read("/etc/shadow"), re.MULTILINE)
+    if mok is None or match is None or match[1].startswith("$"):
+        return []
+    text = "expected that root has a password, which the firmware asks for at the console, found none; give it one (passwd root) first."
+    return [Problem("no_root_password", text)]
 
 
 def runfile_problems(host: Host, runfile: dict[str, t.Any] | None) -> list[Problem]:
