@@ -222,6 +222,11 @@ packages:
   returned: always
   type: list
   elements: str
+configurations:
+  description: Packages of a driver that were removed and whose configuration is still there.
+  returned: always
+  type: list
+  elements: str
 key:
   description: Text of the repository's key, compared with its fingerprint; empty when none is needed.
   returned: always
@@ -785,6 +790,7 @@ def main() -> None:
         "brings": False,
         "installed": _driver_packages.set_versions(facts.packages),
         "packages": _driver_state.driver_packages(facts),
+        "configurations": _driver_state.configurations(facts),
         "key": "",
         "offered": {},
         "asked": [],
