@@ -62,7 +62,7 @@ class HostFacts:
     sources: apt's. module_version, module_flavour: of the module on disk for the running kernel (modinfo), None without. nvidia_installer:
     a driver of a .run file is there (nvidia-uninstall). mok_enrolled: the firmware knows the key that DKMS signs with; None when not known.
     local: Ansible runs on this host itself. hypervisor: it runs guests (Proxmox VE). guests_running: how many. rebooted: this run has
-    rebooted it already. dpkg_process: number of the process that holds dpkg's lock, None when nobody does.
+    rebooted it already.
     """
 
     distribution: str
@@ -81,7 +81,6 @@ class HostFacts:
     hypervisor: bool = False
     guests_running: int = 0
     rebooted: bool = False
-    dpkg_process: int | None = None
 
     def kernels(self) -> list[str]:
         """The running kernel, and the next one where it is another."""

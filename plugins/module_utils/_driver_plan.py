@@ -184,9 +184,6 @@ def _broken_problems(host: HostFacts) -> list[Problem]:
     if not broken:
         return []
     states = "; ".join(f"{one.name} is {one.state}" for one in broken[:5])
-    if host.dpkg_process is not None:
-        text = f"expected dpkg in order, found that dpkg is at work (process {host.dpkg_process}: {states}); wait until it has ended."
-        return [Problem("dpkg_at_work", text)]
     cures = " and then ".join(dict.fromkeys(one.cure for one in broken))
     return [Problem("broken_packages", f"expected dpkg in order, found that {states}; run {cures}.")]
 

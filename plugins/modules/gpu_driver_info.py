@@ -248,13 +248,11 @@ asked:
 
 import contextlib
 import dataclasses
-import fcntl
 import glob
 import json
 import os
 import pwd
 import re
-import struct
 import tempfile
 import typing as t
 
@@ -336,18 +334,6 @@ def guests_running(host: Host) -> int:
     return len(re.findall(r"^\s*\d+\s.*\brunning\b", text, re.MULTILINE))
 
 
-def dpkg_process() -> int | None:
-    """The process that holds dpkg's lock (fcntl(2)); the lock is asked for, and not taken."""
-    layout = "hhqqi"  # struct flock
-    for path in ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock"):
-        with contextlib.suppress(OSError), open(path, "rb") as stream:
-            wanted = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            kind, _whence, _start, _length, process = struct.unpack(layout, fcntl.fcntl(stream, fcntl.F_GETLK, wanted))
-            if kind != fcntl.F_UNLCK:
-                return int(process)
-    return None
-
-
 def apt_files(host: Host) -> dict[str, str]:
     paths = ["/etc/apt/sources.list", *host.glob("/etc/apt/sources.list.d/*.list"), *host.glob("/etc/apt/sources.list.d/*.sources")]
     return {path: text for path in paths for text in [host.read(path)] if text}
@@ -369,7 +355,6 @@ def gather(host: Host, container: bool) -> HostFacts:
         local=params["local"],
         hypervisor=host.there("/usr/bin/pveversion") or host.there("/etc/pve"),
         rebooted=params["rebooted"],
-        dpkg_process=None if host.root else dpkg_process(),
     )
     if facts.hypervisor:
         facts = dataclasses.replace(facts, guests_running=guests_running(host))

@@ -23,7 +23,7 @@ def role(tmp_path):
         done = subprocess.run(
             ["ansible-playbook", *arguments],
             cwd=CHECKOUT,
-            env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONFIG": str(CHECKOUT / "ansible.cfg")},
+            env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONFIG": str(CHECKOUT / "ansible.cfg")},
             capture_output=True,
             text=True,
             timeout=1800,

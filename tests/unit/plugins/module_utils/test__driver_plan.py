@@ -629,10 +629,6 @@ def test_a_broken_dpkg_is_told_first_with_its_cure():
     assert problem.code == "broken_packages"
     assert "nvidia-broken-dkms" in problem.text
     assert "dpkg --configure -a" in problem.text
-    (problem,) = problems(Wanted(), dataclasses.replace(host, dpkg_process=4242), BARE, OFFERS_12)
-    assert problem.code == "dpkg_at_work"
-    assert "process 4242" in problem.text
-    assert "dpkg --configure -a" not in problem.text, "it would be in the way of what works"
 
 
 # Case C22
