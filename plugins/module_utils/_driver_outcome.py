@@ -120,6 +120,16 @@ def reboot_needed(
     return True, f"the {loaded_flavour} module is loaded, the {flavour} one is the one to have"
 
 
+def after_reboot_problems(plan: t.Mapping[str, t.Any], loaded: str | None, why: str) -> list[Problem]:
+    """Whether the one reboot has brought the driver that was asked for. why: of reboot_needed, still."""
+    if plan["mode"] != "kernel" or not (why or loaded is None or (plan["version"] and loaded != plan["version"])):
+        return []
+    found = why or f"{loaded or 'none'} is"
+    goal = plan["version"] or f"branch {plan['branch']}"
+    text = f"expected NVIDIA's module of {goal} loaded after the reboot, found that {found}; look at journalctl -k -b and dkms status."
+    return [Problem("not_loaded_after_reboot", text)]
+
+
 def reboot_allowed(wanted: Wanted, host: HostFacts, container: bool) -> tuple[bool, str]:
     """Whether this run may reboot the host, and why not (case D10, pitfall 8)."""
     reasons = (

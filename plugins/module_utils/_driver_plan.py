@@ -917,7 +917,8 @@ def removal(record: t.Mapping[str, t.Sequence[str]], host: HostFacts) -> dict[st
 
     record: packages and files, as the role wrote them down when it installed them.
     """
-    packages = sorted(name for name in record.get("packages", ()) if host.installed(name) is not None)
+    there = {package.name for package in host.packages if package.status != "n"}
+    packages = sorted(name for name in record.get("packages", ()) if name in there)
     files = [{"path": path, "text": None, "why": "the role wrote it"} for path in record.get("files", ())]
     steps = [_step("remove", f"remove {', '.join(packages)}")] if packages else []
     steps += [_step("file", f"remove {file['path']}") for file in files]

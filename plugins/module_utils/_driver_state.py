@@ -113,9 +113,9 @@ def brings(plan: t.Mapping[str, t.Any]) -> bool:
 
 def removable(record: t.Mapping[str, t.Any], host: HostFacts) -> dict[str, list[str]]:
     """What _driver_plan.removal takes away: the driver's packages that were not there before the role was, and its files."""
-    before = set(record.get("packages_before") or [])
+    kinds = {"packages_before": driver_packages(host), "configurations_before": configurations(host)}
     return {
-        "packages": [name for name in driver_packages(host) if name not in before],
+        "packages": [name for kind, names in kinds.items() for name in names if name not in (record.get(kind) or [])],
         "files": [str(path) for path in record.get("files") or []],
     }
 
@@ -127,6 +127,12 @@ _HELPERS = re.compile(r"glx-alternative-(?:nvidia|mesa)|glx-diversions|update-gl
 def driver_packages(host: HostFacts) -> list[str]:
     """Installed packages that are part of a driver, or come with one."""
     names = {package.name for package in host.packages if package.installed}
+    return sorted(name for name in names if pkg.of_driver(name) or _HELPERS.fullmatch(name))
+
+
+def configurations(host: HostFacts) -> list[str]:
+    """Packages of a driver that were removed and whose configuration is still there: what a change of the branch leaves behind."""
+    names = {package.name for package in host.packages if package.status == "c"}
     return sorted(name for name in names if pkg.of_driver(name) or _HELPERS.fullmatch(name))
 
 

@@ -230,6 +230,11 @@ packages:
   returned: always
   type: list
   elements: str
+configurations:
+  description: Packages of a driver that were removed and whose configuration is still there.
+  returned: always
+  type: list
+  elements: str
 key:
   description: Text of the repository's key, compared with its fingerprint; empty when none is needed.
   returned: always
@@ -377,8 +382,13 @@ def gather(host: Host, container: bool) -> HostFacts:
         facts = dataclasses.replace(facts, guests_running=guests_running(host))
     if container:  # its kernel is the host's
         return facts
-    licence = host.output("modinfo-license", "modinfo", "-F", "license", "nvidia").strip()
-    version = host.output("modinfo-version", "modinfo", "-F", "version", "nvidia").strip()
+    # The file, not the name: Debian's modules are nvidia-current.ko and the like, and modinfo does not know them as nvidia.
+    files = _gpu_system.kernel_module(kernel, module_files(host, kernel), ()).files or []
+    on_disk = {
+        field: host.output(f"modinfo-{field}", "modinfo", "-F", field, host.root + files[0]).strip() if files else ""
+        for field in ("license", "version")
+    }
+    licence, version = on_disk["license"], on_disk["version"]
     known = _driver_sources.parse_version(version) is not None
     return dataclasses.replace(
         facts,
@@ -810,6 +820,7 @@ def outcome(host: Host, facts: HostFacts, inventory: dict[str, t.Any], plan: dic
             holders=holders,
         )
         loadable = inventory["driver_version"] is None and facts.module_version is not None and not holders
+    problems += _driver_outcome.after_reboot_problems(plan, inventory["driver_version"], why) if facts.rebooted else []
     user = host.module.params["device_user"]
     if user and not needed and not problems:
         problems += devices(user, inventory)
@@ -926,6 +937,7 @@ def main() -> None:
         "installed": _driver_packages.set_versions(facts.packages),
         "packages": _driver_state.driver_packages(facts),
         "loadable": False,
+        "configurations": _driver_state.configurations(facts),
         "key": "",
         "offered": {},
         "asked": [],
@@ -1020,7 +1032,7 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
     plan = decision.plan or {}
     if plan:
         problems += _driver_state.power_problems(inventory, params["power_limit_w"], params["clocks_mhz"])
-        problems += not_yet(decider, plan) + runfile_problems(host, plan["runfile"])
+        problems += not_yet(decider, plan) + runfile_problems(host, plan["runfile"]) + enrolment_problems(host, plan["mok"])
         problems += simulated(decider, facts, wanted, plan) if not problems else []
     result["asked"] = list(decider.known.asked)
     if not problems and plan:
@@ -1043,6 +1055,15 @@ def not_yet(decider: Decider, plan: dict[str, t.Any]) -> list[Problem]:
         )
         return [Problem("mok_with_dnf", text)]
     return []
+
+
+def enrolment_problems(host: Host, mok: dict[str, t.Any] | None) -> list[Problem]:
+    """The firmware asks for root's password at the console, so there must be one: images for clouds have none."""
+    match = re.search(r"^root:([^:]*):", host.read("/etc/shadow"), re.MULTILINE)
+    if mok is None or match is None or match[1].startswith("$"):
+        return []
+    text = "expected that root has a password, which the firmware asks for at the console, found none; give it one (passwd root) first."
+    return [Problem("no_root_password", text)]
 
 
 def runfile_problems(host: Host, runfile: dict[str, t.Any] | None) -> list[Problem]:

@@ -858,20 +858,6 @@ def kernel_log(host: Host, timeout_s: int) -> str:
 def look_closer(host: Host, result: dict[str, t.Any], readings: list[Reading], timeout_s: int) -> _gpu_problems.Evidence:
     """What explains a problem: the kernel log, and the modules on disk."""
     release = host.read("/proc/sys/kernel/osrelease").strip()
-    version = ""
-    if not result["container"] and result["driver_version"]:
-        version = (
-            str(host.facts.get("module_version_on_disk") or "")
-            if host.recorded
-            else command_output("modinfo", "--field", "version", "nvidia", timeout_s=timeout_s)
-        )
-    evidence = _gpu_problems.Evidence(
-        kernel_release=release,
-        disk_version=version if re.fullmatch(r"\d+(\.\d+)+", version) else None,
-        reboot_required=host.there("/run/reboot-required"),
-    )
-    if not _gpu_problems.needs_kernel_log(result, readings):
-        return evidence
     modules = host.path(f"/lib/modules/{release}")
     files = None
     if release and os.path.isdir(modules):
@@ -881,6 +867,21 @@ def look_closer(host: Host, result: dict[str, t.Any], readings: list[Reading], t
             for name in names
             if name.startswith("nvidia")
         ]
+    # The file, not the name: Debian's modules are nvidia-current.ko and the like, and modinfo does not know them as nvidia.
+    on_disk = _gpu_system.kernel_module(release, files, ()).files
+    version = ""
+    if not result["container"] and result["driver_version"]:
+        if host.recorded:
+            version = str(host.facts.get("module_version_on_disk") or "")
+        elif on_disk:
+            version = command_output("modinfo", "--field", "version", on_disk[0], timeout_s=timeout_s)
+    evidence = _gpu_problems.Evidence(
+        kernel_release=release,
+        disk_version=version if re.fullmatch(r"\d+(\.\d+)+", version) else None,
+        reboot_required=host.there("/run/reboot-required"),
+    )
+    if not _gpu_problems.needs_kernel_log(result, readings):
+        return evidence
     builds = _gpu_system.dkms_tree(host.glob("/var/lib/dkms/nvidia*/*/*/*/module/*.ko*"))
     return dataclasses.replace(
         evidence,

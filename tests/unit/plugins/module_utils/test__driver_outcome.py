@@ -10,6 +10,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_p
 from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_system
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import HostFacts, Wanted
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_outcome import (
+    after_reboot_problems,
     fabric_manager_problems,
     module_problems,
     reboot_allowed,
@@ -142,6 +143,23 @@ def test_another_flavour_needs_a_reboot_too():
     assert reboot_needed(**same, loaded_flavour="proprietary", flavour="open")[0]
     assert not reboot_needed(**same, loaded_flavour="open", flavour="open")[0]
     assert not reboot_needed(**same, loaded_flavour=None, flavour="open")[0]
+
+
+# Case D10: the one reboot is looked at afterwards.
+@pytest.mark.parametrize(
+    ("loaded", "why", "mode", "words"),
+    [
+        ("580.95.05", "", "kernel", ""),
+        ("570.86.10", "", "kernel", "570.86.10 is"),
+        (None, "", "kernel", "none is"),
+        (None, "nouveau has a GPU", "kernel", "nouveau has a GPU"),
+        ("570.86.10", "", "userland", ""),
+    ],
+)
+def test_what_the_reboot_must_have_brought(loaded, why, mode, words):
+    problems = after_reboot_problems({"mode": mode, "version": "580.95.05", "branch": 580}, loaded, why)
+    assert [problem.code for problem in problems] == (["not_loaded_after_reboot"] if words else [])
+    assert all(words in problem.text for problem in problems)
 
 
 def test_when_a_reboot_is_allowed():

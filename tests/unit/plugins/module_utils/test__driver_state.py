@@ -2,6 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 from __future__ import annotations
 
+import dataclasses
 import errno
 import pathlib
 
@@ -169,6 +170,15 @@ def test_only_what_came_with_the_role_is_taken_away():
     assert gone == {"packages": names[2:], "files": ["/etc/x"]}
     plan = _driver_plan.removal(gone, facts)
     assert set(plan["packages_remove"]) == set(names[2:])
+
+
+def test_what_a_change_of_the_branch_left_behind_goes_too():
+    left = pkg.packages("nvidia-alternative\t550.163.01-2\trc \tnvidia-graphics-drivers\nnvidia-smi\t535.1.1-1\tii \tx\nfoo\t1\trc \tfoo\n")
+    facts = dataclasses.replace(host(), packages=left)
+    gone = _driver_state.removable({"packages_before": [], "configurations_before": []}, facts)
+    assert _driver_plan.removal(gone, facts)["packages_remove"] == ["nvidia-alternative", "nvidia-smi"]
+    kept = _driver_state.removable({"packages_before": [], "configurations_before": ["nvidia-alternative"]}, facts)
+    assert _driver_plan.removal(kept, facts)["packages_remove"] == ["nvidia-smi"]
 
 
 NODE = {"kind": "character", "minor": 0, "mode": "0666", "accessible": True}

@@ -219,3 +219,38 @@ def test_what_is_half_done_under_a_lock_is_not_called_broken():
     assert gpu_driver_info.waits([], {"packages": ["x"], "packages_remove": []})
     assert not gpu_driver_info.waits([], {"packages": [], "packages_remove": []})
     assert "within 300 s, found process 12 (apt-get)" in told[0].text
+
+
+def test_the_module_on_disk_is_found_by_its_file(recorded):
+    """Debian's file has another name than the module, and modinfo does not know it by the module's."""
+    kernel = "6.12.57+deb13-amd64"
+    commands = {"uname": kernel, "modinfo-version": "550.163.01\n", "modinfo-license": "NVIDIA\n"}
+    asking = {"inventory": inventory("550.127.05", False), "version": "550.127.05", "reboot": "if_required"}
+    plan = {
+        "mode": "kernel",
+        "source": "runfile",
+        "version": "550.163.01",
+        "packages": [],
+        "kernels": [kernel],
+        "set": {},
+        "fabric_manager": None,
+    }
+    nothing = ask(root=recorded(**commands), **asking, plan=plan)
+    assert (codes(nothing), nothing["reboot_required"]) == (["module_missing"], False)
+    root = recorded(
+        {f"lib/modules/{kernel}/updates/dkms/nvidia-current.ko.xz": "", f"lib/modules/{kernel}/kernel/nvidia-wmi.ko": ""}, **commands
+    )
+    found = ask(root=root, **asking, plan=plan)
+    assert (codes(found), found["reboot_required"]) == ([], True)
+    assert found["reboot_why"] == "the module 550.127.05 is loaded, 550.163.01 is the one to have"
+    assert codes(ask(root=root, **asking, plan=plan, rebooted=True)) == ["not_loaded_after_reboot"]
+
+
+@pytest.mark.parametrize(
+    ("shadow", "expected"), [("root:*:20000:0:99999:7:::\n", ["no_root_password"]), ("root:$y$j9T$x:20000::::::\n", [])]
+)
+def test_a_key_is_enrolled_with_a_password_that_there_must_be(recorded, shadow, expected):
+    policy = (DRIVER / "policy_debian13.txt").read_text()
+    root = recorded({"etc/shadow": shadow}, **{"apt-cache": policy})
+    result = ask(root=root, inventory=inventory(None, False, secure_boot="enabled"), sglang_releases=["0.5.9"], secure_boot="mok")
+    assert codes(result) == expected
