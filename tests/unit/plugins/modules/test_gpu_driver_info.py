@@ -16,6 +16,7 @@ from ansible_collections.firstlight.sglang.plugins.modules import gpu_driver_inf
 
 ROOT = pathlib.Path(__file__).parents[4]
 DRIVER = ROOT / "tests/fixtures/driver"
+MODULE = "lib/modules/6.12.57+deb13-amd64/updates/dkms/nvidia.ko"  # of the kernel that `recorded` runs
 SOURCES = """Types: deb
 URIs: http://deb.debian.org/debian
 Suites: trixie trixie-updates
@@ -171,7 +172,8 @@ def test_what_came_of_it_is_told(recorded):
     ],
 )
 def test_a_module_is_loaded_without_a_reboot_only_where_nothing_else_has_the_gpus(recorded, loaded, built, holder, loadable):
-    root = recorded(**{"modinfo-version": built, "modinfo-license": "Dual MIT/GPL"})
+    commands = {"modinfo-version": built, "modinfo-license": "Dual MIT/GPL"}
+    root = recorded({MODULE: ""} if built else {}, **commands)
     found = inventory(loaded, False)
     found["gpus"][0]["kernel_driver"] = holder
     plan = {
@@ -188,7 +190,8 @@ def test_a_module_is_loaded_without_a_reboot_only_where_nothing_else_has_the_gpu
 
 def test_a_removal_says_why_it_leaves_the_reboot_to_others(recorded):
     answers = {"dpkg-query": (DRIVER / "dpkg_debian13.txt").read_text(), "modinfo-version": "550.163.01", "modinfo-license": "NVIDIA"}
-    root = recorded({"record.json": json.dumps({"packages_before": [], "files": [], "units": [], "mode": "kernel"})}, **answers)
+    record = json.dumps({"packages_before": [], "files": [], "units": [], "mode": "kernel"})
+    root = recorded({"record.json": record, MODULE: ""}, **answers)
     result = ask(root=root, inventory=inventory("550.163.01", False), state="absent", record_path="/record.json")
     assert (result["reboot_required"], result["reboot_allowed_why"]) == (True, "a removal does not reboot")
 
