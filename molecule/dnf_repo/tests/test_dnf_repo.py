@@ -39,7 +39,7 @@ def role(host, tmp_path_factory):
         done = subprocess.run(
             ["ansible-playbook", "-i", directory / "hosts.yml", directory / "play.yml"],
             cwd=ROOT,
-            env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+            env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
