@@ -48,7 +48,7 @@ lint: setup ## ansible-lint, yamllint, ruff, mypy
 test: lint ## what CI runs: lint, unit tests, sanity, Molecule and end-to-end on real containers
 	tools/test.sh
 
-test-full: lint ## the slow scenarios too: the cuda environment, everything on both cores
+test-full: lint ## the slow scenarios too: the cuda environment, the kernel driver, the driver with dnf
 	tools/test.sh full
 
 bench: setup ## measure and write docs/benchmarks.md

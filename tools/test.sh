@@ -7,7 +7,7 @@ export PATH="$PWD/.venv/bin:$PATH" MOLECULE_GLOB='molecule/*/molecule.yml'
 mode=${1:-}
 
 clean_up() {
-  for purpose in molecule mol-driver mol-driver-decisions cuda-repo double lxc129 lxc130 lxc131 e2e bare controller; do
+  for purpose in molecule mol-driver mol-driver-decisions cuda-repo dnf-repo double lxc129 lxc130 lxc131 e2e bare controller; do
     python3 tools/testhost.py destroy "$purpose" >/dev/null || true
   done
 }
@@ -28,7 +28,7 @@ if ! command -v chromium chromium-browser google-chrome-stable google-chrome >/d
   DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null
 fi
 stage "reports in a browser" pytest -q tests/browser
-stage "molecule" molecule test --all --exclude 'gpu_*' --exclude driver
+stage "molecule" molecule test --all --exclude 'gpu_*' --exclude driver --exclude dnf_repo
 # After it, so that no engine runs on the container that these share.
 stage "molecule, recorded GPU hosts" molecule test -s 'gpu_*'
 python3 tools/testhost.py create double --hostname double
@@ -39,6 +39,7 @@ FIRSTLIGHT_KEEP=1 stage "end to end" pytest -q -m "not slow" tests/e2e
 stage "the other ansible-core" tools/other_core.sh
 if [ "$mode" = full ]; then
   FIRSTLIGHT_KEEP=1 stage "slow tests" pytest -q -m slow tests/e2e
+  stage "molecule, the driver with dnf" molecule test -s dnf_repo
   stage "molecule, the kernel driver" molecule test -s driver
   DRIVER_SUITE=bookworm stage "molecule, the kernel driver on Debian 12" molecule test -s driver
 fi
