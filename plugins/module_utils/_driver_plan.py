@@ -253,16 +253,18 @@ def _foreign(case: _Case, installed: _Installed) -> Decision | None:
     file = src.runfile_version(wanted.runfile or "")
     if not case.kernel:
         return _foreign_userland(case, file)
-    branch = src.branch_of(loaded or "")
-    flavour = case.inventory["driver_flavour"]
-    asked = case.exact in (None, loaded) and wanted.branch in (None, branch) and file in (None, loaded) and not wanted.upgrade
-    fits = branch is not None and case.limits.fit(branch, loaded) and flavour in case.limits.flavours
+    version, flavour = loaded, case.inventory["driver_flavour"]
+    if case.host.nvidia_installer and case.host.module_version:  # what is on disk may still wait for a reboot
+        version, flavour = case.host.module_version, case.host.module_flavour
+    branch = src.branch_of(version or "")
+    asked = case.exact in (None, version) and wanted.branch in (None, branch) and file in (None, version) and not wanted.upgrade
+    fits = branch is not None and case.limits.fit(branch, version) and flavour in case.limits.flavours
     if asked and fits and wanted.source in ("auto", "runfile"):
         source = "runfile" if case.host.nvidia_installer else None
-        return _finish(case, _plan(source=source, branch=branch, version=loaded, flavour=flavour))
+        return _finish(case, _plan(source=source, branch=branch, version=version, flavour=flavour))
     if case.host.nvidia_installer and not wanted.runfile:
         text = (
-            f"expected no driver beside the packages, found one of a .run file ({loaded or 'not loaded'}); run nvidia-uninstall first, or "
+            f"expected no driver beside the packages, found one of a .run file ({version or 'not loaded'}); run nvidia-uninstall first, or "
             "give gpu_driver_runfile."
         )
         return Decision(None, [Problem("driver_of_runfile", text)])

@@ -953,6 +953,16 @@ def test_a_driver_of_another_origin_stays_where_it_is_good_enough():
     assert [problem.code for problem in other.problems] == ["driver_of_runfile"]
 
 
+def test_a_runfile_that_was_run_and_waits_for_its_reboot_is_not_run_again():
+    host = dataclasses.replace(DEBIAN_12, nvidia_installer=True, module_version="580.105.08", module_flavour="open")
+    wanted = Wanted(runfile="/root/NVIDIA-Linux-x86_64-580.105.08.run")
+    for gpus in (BARE, inventory((A6000, "nouveau"), secure_boot="disabled")):
+        made = plan(wanted, host, gpus, OFFERS_12)
+        assert (made["runfile"], made["packages"], made["version"], made["reboot_required"]) == (None, [], "580.105.08", True)
+    older = plan(wanted, dataclasses.replace(host, module_version="580.95.05"), BARE, OFFERS_12)
+    assert older["runfile"]["version"] == "580.105.08"
+
+
 # Problems
 
 

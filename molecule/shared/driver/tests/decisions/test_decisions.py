@@ -21,9 +21,10 @@ def put(host, text, path, mode="0644"):
 
 def package(host, name, version="99:1.0", **programs):
     """Install a package of this name that has these programs, and nothing else."""
-    host.check_output("rm -rf /srv/package && mkdir -p /srv/package/DEBIAN /srv/package/usr")
+    host.check_output("rm -rf /srv/package")
     control = f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: nobody <nobody@example.com>\nDescription: double\n"
     put(host, control, "/srv/package/DEBIAN/control")
+    put(host, "double\n", f"/srv/package/usr/share/doc/{name}/double")  # dpkg lets a package without a file of its own disappear
     for program, text in programs.items():
         put(host, text, f"/srv/package/usr/sbin/{program}", "0755")
     host.check_output("dpkg-deb --build --root-owner-group /srv/package /srv/package.deb >/dev/null && dpkg -i /srv/package.deb >/dev/null")
