@@ -1,17 +1,30 @@
 #!/usr/bin/env bash
 # The tests of `make test`, after lint: fast ones first, then real containers with the real engine. `test.sh full` adds the slow ones.
-# Each stage prints its name and its seconds; the first failure ends the run.
+# Each stage prints its name and its seconds; the first failure ends the run. What mostly waits for packages runs beside the first stages,
+# which do not, and is shown when they are through.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH" MOLECULE_GLOB='molecule/*/molecule.yml'
 mode=${1:-}
 
 clean_up() {
+  kill -- "-$beside" 2>/dev/null && sleep 2 || true
   for purpose in molecule mol-driver mol-driver-decisions cuda-repo dnf-repo double lxc129 lxc130 lxc131 e2e bare controller; do
     python3 tools/testhost.py destroy "$purpose" >/dev/null || true
   done
 }
+
+log=$(mktemp)
+# shellcheck disable=SC2016
+setsid bash -euc 'for scenario; do molecule test -s "$scenario"; done' - lxc driver_decisions cuda_repo >"$log" 2>&1 &
+beside=$!
 trap clean_up EXIT
+
+finish_beside() {
+  wait "$beside" || { cat "$log"; return 1; }
+  tail -n 3 "$log"
+  rm "$log"
+}
 
 stage() {
   local name=$1 started=$SECONDS
@@ -28,7 +41,8 @@ if ! command -v chromium chromium-browser google-chrome-stable google-chrome >/d
   DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null
 fi
 stage "reports in a browser" pytest -q tests/browser
-stage "molecule" molecule test --all --exclude 'gpu_*' --exclude driver --exclude dnf_repo
+stage "molecule, packages and devices (began with the first stage)" finish_beside
+stage "molecule" molecule test -s default
 # After it, so that no engine runs on the container that these share.
 stage "molecule, recorded GPU hosts" molecule test -s 'gpu_*'
 python3 tools/testhost.py create double --hostname double

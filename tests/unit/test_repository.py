@@ -212,3 +212,10 @@ def test_facts_are_neither_gathered_nor_injected():
     for playbook in PLAYBOOKS:
         plays = [play for play in yaml.safe_load(playbook.read_text()) if "hosts" in play]
         assert all(play["gather_facts"] is False for play in plays)
+
+
+def test_every_scenario_is_run():
+    lines = [line.split() for line in (ROOT / "tools/test.sh").read_text().splitlines() if "molecule test" in line]
+    run = {word for line in lines for word in line}
+    scenarios = {path.parent.name for path in ROOT.glob("molecule/*/molecule.yml") if not path.parent.name.startswith("gpu_")}
+    assert (len(scenarios) > 3, scenarios - run) == (True, set())
