@@ -150,7 +150,7 @@ def names_to_ask(where: src.Platform, host: HostFacts) -> list[str]:
     for kernel in host.kernels():
         headers = src.headers(where, kernel, [package.name for package in host.packages if package.installed])
         found.update(dict.fromkeys((*headers.running, *headers.following)))
-    found.update(dict.fromkeys(package.name for package in host.packages if package.installed and pkg.of_driver(package.name)))
+    found.update(dict.fromkeys(pkg.bare(package.name) for package in host.packages if package.installed and pkg.of_driver(package.name)))
     return list(found)
 
 

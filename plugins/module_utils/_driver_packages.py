@@ -57,8 +57,8 @@ _APART_SOURCES = (*_NEAR, "nvidia-support", "glx-alternatives", "nvidia-cuda-too
 class Package(t.NamedTuple):
     """One package that dpkg knows. wanted: i, h (held), r, p. status: dpkg's letter; n is not installed. error: reinstallation required."""
 
-    name: str
-    architecture: str  # empty when the system's own
+    name: str  # with :architecture where that is not the system's own, as apt prints and takes it
+    architecture: str  # as dpkg prints it; empty for most
     version: str
     wanted: str
     status: str
@@ -75,19 +75,35 @@ class Package(t.NamedTuple):
 DPKG_FORMAT = r"${binary:Package}\t${Version}\t${db:Status-Abbrev}\t${source:Package}\n"
 
 
-def packages(text: str) -> list[Package]:
-    """Every package of `dpkg-query -W -f='DPKG_FORMAT'`; also those of which only the configuration is left."""
+# The kernel's word for a machine -> Debian's.
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def packages(text: str, machine: str = "") -> list[Package]:
+    """Every package of `dpkg-query -W -f='DPKG_FORMAT'`; also those of which only the configuration is left.
+
+    machine: uname -m. libcuda1:i386 is not libcuda1 on x86_64; where the machine is not known, architectures are not told apart.
+    """
+    own = _ARCHITECTURES.get(machine)
     found = []
     for line in text.splitlines():
         match = re.fullmatch(r"([a-z0-9][a-z0-9+.-]*)(?::([a-z0-9-]+))?\t(\S*)\t([uihrp])([ncHUFWti])([R ]?)\t(\S*)", line, re.ASCII)
         if match:
             name, architecture, version, wanted, status, error, source = match.groups()
+            if own and architecture not in (None, own):
+                name = f"{name}:{architecture}"
             found.append(Package(name, architecture or "", version, wanted, status, error == "R", source))
     return found
 
 
+def bare(name: str) -> str:
+    """A package's name without its architecture."""
+    return name.partition(":")[0]
+
+
 def in_set(name: str, source: str = "") -> bool:
-    """Whether a package must have the driver's version. source: its source package, where it is known."""
+    """Whether a package must have the driver's version, of whatever architecture. source: its source package, where it is known."""
+    name = bare(name)
     if re.fullmatch(_APART, name) or source in _APART_SOURCES or (name in _NEAR and not source):
         return False
     if name.startswith("kmod-nvidia-"):  # of rpm
@@ -102,7 +118,7 @@ def kernel_modules(name: str) -> bool:
 
 def of_driver(name: str) -> bool:
     """Whether a package is part of a driver, of whatever version: what a change of it may remove."""
-    return in_set(name) or kernel_modules(name) or name in _NEAR
+    return in_set(name) or kernel_modules(name) or bare(name) in _NEAR
 
 
 def set_versions(found: t.Iterable[Package]) -> dict[str, list[str]]:

@@ -678,8 +678,9 @@ def _goal(case: _Case, choice: _Candidate, name: str) -> str | None:
     there = case.host.installed(name)
     if there is not None and not _differs(choice, there):
         return there
-    offered = case.known.of(choice.source, name) if _known(case, choice) else ()
-    return choice.full.get(name) or next((full for full in offered if pkg.upstream(full) == choice.version), None)
+    own = pkg.bare(name)  # another architecture's package has the same versions
+    offered = case.known.of(choice.source, own) if _known(case, choice) else ()
+    return choice.full.get(own) or next((full for full in offered if pkg.upstream(full) == choice.version), None)
 
 
 def _differs(choice: _Candidate, full: str) -> bool:
@@ -702,7 +703,7 @@ def _modules(case: _Case, choice: _Candidate) -> set[str]:
 
 def _line(name: str) -> str:
     """Which of several branches that lie side by side a package's name belongs to: 580 (nvidia-dkms-580-open), tesla-535, or none."""
-    match = re.search(r"-(tesla(?:-\d{3})?|\d{3})(?=[-\d]|$)", name)
+    match = re.search(r"-(tesla(?:-\d{3})?|\d{3})(?=[-\d:]|$)", name)
     return match[1] if match else ""
 
 

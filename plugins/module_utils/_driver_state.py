@@ -127,13 +127,13 @@ _HELPERS = re.compile(r"glx-alternative-(?:nvidia|mesa)|glx-diversions|update-gl
 def driver_packages(host: HostFacts) -> list[str]:
     """Installed packages that are part of a driver, or come with one."""
     names = {package.name for package in host.packages if package.installed}
-    return sorted(name for name in names if pkg.of_driver(name) or _HELPERS.fullmatch(name))
+    return sorted(name for name in names if pkg.of_driver(name) or _HELPERS.fullmatch(pkg.bare(name)))
 
 
 def configurations(host: HostFacts) -> list[str]:
     """Packages of a driver that were removed and whose configuration is still there: what a change of the branch leaves behind."""
     names = {package.name for package in host.packages if package.status == "c"}
-    return sorted(name for name in names if pkg.of_driver(name) or _HELPERS.fullmatch(name))
+    return sorted(name for name in names if pkg.of_driver(name) or _HELPERS.fullmatch(pkg.bare(name)))
 
 
 # Device nodes

@@ -363,12 +363,13 @@ def gather(host: Host, container: bool) -> HostFacts:
     release = dict(re.findall(r"^([A-Z_]+)=\"?([^\"\n]*)\"?$", host.read("/etc/os-release"), re.MULTILINE))
     query = ("dpkg-query", "-W", f"-f={_driver_packages.DPKG_FORMAT}")
     kernel = host.output("uname", "uname", "-r").strip()
+    machine = host.output("machine", "uname", "-m").strip()
     facts = HostFacts(
         distribution=release.get("ID", ""),
         version=release.get("VERSION_ID", ""),
-        machine=host.output("machine", "uname", "-m").strip(),
+        machine=machine,
         kernel=kernel,
-        packages=_driver_packages.packages(host.output("dpkg-query", *query)),
+        packages=_driver_packages.packages(host.output("dpkg-query", *query), machine),
         sources=_driver_packages.apt_sources(apt_files(host)),
         nvidia_installer=host.there("/usr/bin/nvidia-uninstall"),
         local=params["local"],

@@ -99,6 +99,24 @@ def test_two_versions_in_one_family_are_found():
     assert pkg.set_versions(found) == {"460.73.01": ["libnvidia-common-460"], "460.56": ["libnvidia-compute-460"]}
 
 
+FOREIGN = "libcuda1:i386\t550.163.01-2\tii \tx\nlibnvidia-ml1:amd64\t550.163.01-2\tii \tx\n"
+
+
+@pytest.mark.parametrize(
+    "machine,names",
+    [
+        ("x86_64", ["libcuda1:i386", "libnvidia-ml1"]),
+        ("aarch64", ["libcuda1:i386", "libnvidia-ml1:amd64"]),
+        ("", ["libcuda1", "libnvidia-ml1"]),
+    ],
+)
+def test_a_package_of_another_architecture_is_another_package_of_the_same_set(machine, names):
+    found = pkg.packages(FOREIGN, machine)
+    assert [package.name for package in found] == names
+    assert pkg.set_versions(found) == {"550.163.01": names}
+    assert all(pkg.of_driver(name) for name in names)
+
+
 def test_a_fabric_manager_of_another_version_is_found():
     versions = pkg.set_versions(pkg.packages(sample("dpkg_mixed_versions.txt")))
     assert versions["590.48.01"] == ["nvidia-fabricmanager"]

@@ -74,6 +74,17 @@ def test_a_container_gets_exactly_the_userland_of_its_host(recorded):
     assert not result["reboot_allowed"]
 
 
+def test_libraries_of_another_architecture_are_not_the_hosts_own(recorded):
+    """With libcuda1:i386 alone, a container has no libcuda that Python could load."""
+    listed = "".join(f"{name}:i386\t550.163.01-2\tii \tnvidia-graphics-drivers\n" for name in ("libcuda1", "libnvidia-ml1"))
+    answers = {"apt-cache": (DRIVER / "policy_debian13.txt").read_text(), "dpkg-query": listed}
+    result = ask(root=recorded(**answers), inventory=inventory("550.163.01"))
+    names = {name.partition("=")[0] for name in result["plan"]["packages"]}
+    assert {"libcuda1", "libnvidia-ml1", "nvidia-smi"} <= names
+    assert result["plan"]["packages_remove"] == []
+    assert result["packages"] == ["libcuda1:i386", "libnvidia-ml1:i386"]
+
+
 def test_another_version_is_refused_with_what_there_is_and_the_ways_out(recorded):
     root = recorded(**{"apt-cache": (DRIVER / "policy_debian13.txt").read_text()})
     result = ask(root=root, inventory=inventory("550.54.14"), source="distribution")
