@@ -12,6 +12,7 @@ import typing as t
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_limits, _driver_plan, _driver_sources
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_packages as pkg
+from ansible_collections.firstlight.sglang.plugins.module_utils._driver_dnf import MODULE_PATH
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import HostFacts, Inventory, Problem, Wanted, option_problems
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_outcome import reboot_allowed, reboot_needed
 
@@ -110,13 +111,32 @@ def brings(plan: t.Mapping[str, t.Any]) -> bool:
 
 # The role's record
 
+_LISTS = ("files", "units", "packages_before", "configurations_before")
+# What the role writes has its name in the path, but for dnf's own file.
+_OWN_FILE = re.compile(rf"/(?:etc|usr/local/sbin|var/cache)/(?:[^/]+/)*(?:[^/]*firstlight[^/]*|firstlight/[^/]+)|{re.escape(MODULE_PATH)}")
+_OWN_UNIT = re.compile(r"firstlight-[a-z-]+\.service")
+
+
+def record_problem(record: object) -> str | None:
+    """What is wrong with a record: removal takes away what it names, and every package of a driver that it does not name."""
+    if not isinstance(record, dict):
+        return f"a {type(record).__name__}"
+    wrong = [key for key in _LISTS if not (isinstance(record.get(key), list) and all(isinstance(one, str) and one for one in record[key]))]
+    wrong += [] if isinstance(record.get("runfile"), bool) else ["runfile"]
+    wrong += [] if record.get("mode") in ("kernel", "userland", "none") else ["mode"]
+    if wrong:
+        return f"none that is right of {', '.join(wrong)}"
+    foreign = [path for path in record["files"] if not _OWN_FILE.fullmatch(path) or "/../" in path]
+    foreign += [unit for unit in record["units"] if not _OWN_UNIT.fullmatch(unit)]
+    return f"what the role never writes: {', '.join(foreign)}" if foreign else None
+
 
 def removable(record: t.Mapping[str, t.Any], host: HostFacts) -> dict[str, list[str]]:
     """What _driver_plan.removal takes away: the driver's packages that were not there before the role was, and its files."""
     kinds = {"packages_before": driver_packages(host), "configurations_before": configurations(host)}
     return {
-        "packages": [name for kind, names in kinds.items() for name in names if name not in (record.get(kind) or [])],
-        "files": [str(path) for path in record.get("files") or []],
+        "packages": [name for kind, names in kinds.items() for name in names if name not in record[kind]],
+        "files": list(record["files"]),
     }
 
 

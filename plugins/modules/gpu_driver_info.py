@@ -117,7 +117,7 @@ options:
     type: path
     default: /var/lib/firstlight/gpu_driver.json
   device_user:
-    description: With O(plan), the user that must be able to open the device nodes. Without it they are not opened.
+    description: The user that must be there, and with O(plan) be able to open the device nodes. Without it they are not opened.
     type: str
   local:
     description: Whether Ansible runs on this host itself.
@@ -769,7 +769,7 @@ def loaded_version(inventory: dict[str, t.Any], path: str) -> dict[str, t.Any]:
 
 
 def open_as(user: str, paths: list[str]) -> dict[str, int]:
-    """path -> errno of opening it as a user, in a process of its own. Raises KeyError without the user."""
+    """path -> errno of opening it as a user, in a process of its own."""
     entry = pwd.getpwnam(user)
     receiver, sender = os.pipe()
     pid = os.fork()
@@ -857,12 +857,18 @@ def module_files(host: Host, kernel: str) -> list[str]:
     ]
 
 
-def devices(user: str, inventory: dict[str, t.Any]) -> list[Problem]:
+def user_problems(user: str | None) -> list[Problem]:
+    """The user must be there before anything changes, not only when the nodes are opened."""
     try:
-        opened = open_as(user, _driver_state.device_paths(inventory))
+        pwd.getpwnam(user or "root")
     except KeyError:
         return [Problem("no_user", f"expected the user {user} to open the device nodes with, found none; change gpu_driver_device_user.")]
-    return _driver_state.device_problems(opened, inventory, user)
+    return []
+
+
+def devices(user: str, inventory: dict[str, t.Any]) -> list[Problem]:
+    problems = user_problems(user)
+    return problems or _driver_state.device_problems(open_as(user, _driver_state.device_paths(inventory)), inventory, user)
 
 
 def library_problems(inventory: dict[str, t.Any]) -> list[Problem]:
@@ -944,11 +950,7 @@ def main() -> None:
         "asked": [],
         "modes": [],
     }
-    try:
-        record = json.loads(host.read(params["record_path"]) or "{}")
-    except ValueError:
-        module.fail_json(msg=f"record_path: expected JSON in {params['record_path']}, found something else; move it away.")
-    result["record"] = record
+    result["record"] = recorded(host)
     allowed, why_not = _driver_outcome.reboot_allowed(wanted, facts, bool(inventory["container"]))
     reboot: dict[str, t.Any] = {"reboot_required": False, "reboot_why": "", "reboot_allowed": allowed, "reboot_allowed_why": why_not}
     if params["plan"] is not None:
@@ -973,6 +975,25 @@ def main() -> None:
         problems += with_modes(_driver_modes.Modes(params["ecc"], params["mig"]), inventory, result, reboot)
     result["problems"] = [{"code": problem.code, "text": problem.text} for problem in problems]
     module.exit_json(changed=False, **result, **reboot)
+
+
+def recorded(host: Host) -> dict[str, t.Any]:
+    """The role's record on this host, empty without."""
+    path = host.module.params["record_path"]
+    text = host.read(path)
+    if not text and not host.there(path):
+        return {}
+    try:
+        record = json.loads(text)
+        found = _driver_state.record_problem(record)
+    except ValueError:
+        found = "no JSON"
+    if found:
+        host.module.fail_json(
+            msg=f"record_path: expected the record of the role gpu_driver in {path}, found {found}. Nothing was changed. Put the file back "
+            "from a backup, or move it away: then the driver counts as one that was there before the role."
+        )
+    return t.cast("dict[str, t.Any]", record)
 
 
 def with_modes(
@@ -1034,6 +1055,7 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
     if plan:
         problems += _driver_state.power_problems(inventory, params["power_limit_w"], params["clocks_mhz"])
         problems += not_yet(decider, plan) + runfile_problems(host, plan["runfile"]) + enrolment_problems(host, plan["mok"])
+        problems += user_problems(params["device_user"]) if plan["mode"] != "none" else []
         problems += simulated(decider, facts, wanted, plan) if not problems else []
     result["asked"] = list(decider.known.asked)
     if not problems and plan:

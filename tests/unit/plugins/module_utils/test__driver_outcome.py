@@ -59,7 +59,8 @@ def test_what_apt_would_do_against_what_was_asked_for(name, before, version, opt
 
 
 def test_a_transaction_that_removes_what_is_no_driver():
-    change = pkg.simulation("Remv sddm [0.21]\nRemv nvidia-smi [550.163.01-2]\nRemv libcuda1:i386 [535.1.1-1]\nRemv linux-modules-nvidia-570-server-generic [6.8]\n")
+    names = ["sddm", "nvidia-smi", "libcuda1:i386", "linux-modules-nvidia-570-server-generic"]
+    change = pkg.simulation("".join(f"Remv {name} [550.163.01-2]\n" for name in names))
     (problem,) = transaction_problems(change, [], None)
     assert problem.code == "foreign_removal"
     assert "sddm" in problem.text

@@ -166,7 +166,7 @@ def test_only_what_came_with_the_role_is_taken_away():
     facts = host("dpkg_debian13.txt")
     names = _driver_state.driver_packages(facts)
     assert len(names) > 3
-    gone = _driver_state.removable({"packages_before": names[:2], "files": ["/etc/x"]}, facts)
+    gone = _driver_state.removable({"packages_before": names[:2], "configurations_before": [], "files": ["/etc/x"]}, facts)
     assert gone == {"packages": names[2:], "files": ["/etc/x"]}
     plan = _driver_plan.removal(gone, facts)
     assert set(plan["packages_remove"]) == set(names[2:])
@@ -175,9 +175,9 @@ def test_only_what_came_with_the_role_is_taken_away():
 def test_what_a_change_of_the_branch_left_behind_goes_too():
     left = pkg.packages("nvidia-alternative\t550.163.01-2\trc \tnvidia-graphics-drivers\nnvidia-smi\t535.1.1-1\tii \tx\nfoo\t1\trc \tfoo\n")
     facts = dataclasses.replace(host(), packages=left)
-    gone = _driver_state.removable({"packages_before": [], "configurations_before": []}, facts)
+    gone = _driver_state.removable({"packages_before": [], "configurations_before": [], "files": []}, facts)
     assert _driver_plan.removal(gone, facts)["packages_remove"] == ["nvidia-alternative", "nvidia-smi"]
-    kept = _driver_state.removable({"packages_before": [], "configurations_before": ["nvidia-alternative"]}, facts)
+    kept = _driver_state.removable({"packages_before": [], "configurations_before": ["nvidia-alternative"], "files": []}, facts)
     assert _driver_plan.removal(kept, facts)["packages_remove"] == ["nvidia-smi"]
 
 
@@ -248,3 +248,39 @@ def test_a_limit_that_was_not_taken_is_seen():
     found["gpus"][0].update(power_limit_w=300.0, power_limit_settable=True)
     assert _driver_state.power_read_back(found, 300) == []
     assert [problem.code for problem in _driver_state.power_read_back(found, 250)] == ["power_limit_not_taken"]
+
+
+RECORD = {
+    "files": [
+        "/etc/apt/preferences.d/firstlight-gpu-driver.pref",
+        "/etc/dnf/modules.d/nvidia-driver.module",
+        "/var/cache/firstlight/x.run",
+    ],
+    "units": ["firstlight-nvidia-uvm.service"],
+    "packages_before": ["libcuda1:i386"],
+    "configurations_before": [],
+    "runfile": False,
+    "mode": "kernel",
+}
+
+
+def test_a_record_of_the_role_is_right():
+    assert _driver_state.record_problem(RECORD) is None
+
+
+@pytest.mark.parametrize(
+    "record,words",
+    [
+        ([1], "a list"),
+        ("x", "a str"),
+        ({"a": 1}, "files, units, packages_before, configurations_before, runfile, mode"),
+        ({**RECORD, "files": 5}, "files"),
+        ({key: value for key, value in RECORD.items() if key != "packages_before"}, "packages_before"),
+        ({**RECORD, "packages_before": [None]}, "packages_before"),
+        ({**RECORD, "files": ["/etc/passwd"]}, "/etc/passwd"),
+        ({**RECORD, "files": ["/etc/firstlight/../passwd"]}, "/etc/firstlight/../passwd"),
+        ({**RECORD, "units": ["ssh.service"]}, "ssh.service"),
+    ],
+)
+def test_a_record_that_would_take_away_what_the_role_never_brought(record, words):
+    assert words in _driver_state.record_problem(record)

@@ -17,6 +17,7 @@ from ansible_collections.firstlight.sglang.plugins.modules import gpu_driver_inf
 ROOT = pathlib.Path(__file__).parents[4]
 DRIVER = ROOT / "tests/fixtures/driver"
 MODULE = "lib/modules/6.12.57+deb13-amd64/updates/dkms/nvidia.ko"  # of the kernel that `recorded` runs
+RECORD = {"packages_before": [], "configurations_before": [], "files": [], "units": [], "runfile": False, "mode": "kernel"}
 SOURCES = """Types: deb
 URIs: http://deb.debian.org/debian
 Suites: trixie trixie-updates
@@ -72,6 +73,18 @@ def test_a_container_gets_exactly_the_userland_of_its_host(recorded):
     assert all("=550.163.01-" in name for name in result["plan"]["packages"])
     assert result["plan"]["kernels"] == []
     assert not result["reboot_allowed"]
+
+
+def test_a_user_that_is_not_there_is_told_before_anything_changes(recorded):
+    root = recorded(**{"apt-cache": (DRIVER / "policy_debian13.txt").read_text()})
+    assert codes(ask(root=root, inventory=inventory("550.163.01"), device_user="no-such-user")) == ["no_user"]
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"a": 1}', "", json.dumps({**RECORD, "files": ["/etc/passwd"]})])
+def test_a_record_that_is_none_removes_nothing(recorded, text):
+    told = ask(root=recorded({"record.json": text}), inventory=inventory("550.163.01"), state="absent", record_path="/record.json")
+    assert told["failed"]
+    assert told["msg"].startswith("record_path: expected the record of the role gpu_driver in /record.json, found ")
 
 
 def test_libraries_of_another_architecture_are_not_the_hosts_own(recorded):
@@ -141,7 +154,7 @@ def test_a_hypervisor_with_guests_is_not_rebooted(recorded):
 
 def test_removal_takes_what_the_role_brought(recorded):
     dpkg = (DRIVER / "dpkg_debian13.txt").read_text()
-    record = {"packages_before": [], "files": ["/etc/apt/preferences.d/x"], "units": [], "mode": "userland"}
+    record = {**RECORD, "files": ["/etc/apt/preferences.d/firstlight-x"], "mode": "userland"}
     root = recorded(**{"dpkg-query": dpkg})
     nothing = ask(root=root, inventory=inventory("550.163.01"), state="absent")
     assert (nothing["plan"]["packages_remove"], nothing["steps"]) == ([], [])
@@ -201,7 +214,7 @@ def test_a_module_is_loaded_without_a_reboot_only_where_nothing_else_has_the_gpu
 
 def test_a_removal_says_why_it_leaves_the_reboot_to_others(recorded):
     answers = {"dpkg-query": (DRIVER / "dpkg_debian13.txt").read_text(), "modinfo-version": "550.163.01", "modinfo-license": "NVIDIA"}
-    record = json.dumps({"packages_before": [], "files": [], "units": [], "mode": "kernel"})
+    record = json.dumps(RECORD)
     root = recorded({"record.json": record, MODULE: ""}, **answers)
     result = ask(root=root, inventory=inventory("550.163.01", False), state="absent", record_path="/record.json")
     assert (result["reboot_required"], result["reboot_allowed_why"]) == (True, "a removal does not reboot")
