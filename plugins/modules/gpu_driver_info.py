@@ -736,7 +736,7 @@ class Decider:
         found = _driver_key.fingerprints(text)
         # One key only: apt would trust every other one in the file too.
         if set(found) != {key["fingerprint"]}:
-            return f"that {key['url']} holds the key {', '.join(found) or 'of no kind that can be read'}, not {key['fingerprint']}"
+            return f"that {key['url']} holds {' and '.join(found) or 'no key that can be read'} instead of {key['fingerprint']} alone"
         self.key = text
         return ""
 
