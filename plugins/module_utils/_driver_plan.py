@@ -420,20 +420,28 @@ def _runfile_choice(case: _Case, runfile: str) -> _Candidate | Problem:
 def _list(candidates: t.Sequence[_Candidate], limit: int) -> str:
     words = list(dict.fromkeys(one.version or f"branch {one.branch}" for one in candidates))
     more = [f"{len(words) - limit} more"] if len(words) > limit else []
-    return ", ".join(words[:limit] + more) or "nothing that fits the platform"
+    unread = " (as published; not read)" if words and not any(one.version for one in candidates) else ""
+    return (", ".join(words[:limit] + more) or "nothing that fits the platform") + unread
 
 
 def _no_offer(case: _Case, found: t.Mapping[str, t.Sequence[_Candidate]], asked: t.Sequence[str], able: t.Sequence[str]) -> Problem:
     """Nothing fits: what was asked for, what the sources have, and which ones could."""
-    have = "; ".join(f"in {_WORDS[source]}: {_list(found[source], 6)}" for source in asked)
+    refused = {source: case.known.refused[source].rstrip(".") for source in asked if source in case.known.refused}
+    have = "; ".join(
+        f"{refused[source]}, so that {_WORDS[source]} could not be read"
+        if source in refused
+        else f"in {_WORDS[source]}: {_list(found[source], 6)}"
+        for source in sorted(asked, key=lambda one: one not in refused)
+    )
+    mend = "mend that first (network, proxy, gpu_driver_base_url), or " if refused else ""
     fitting = {source: [one for one in found[source] if case.limits.fit(one.branch, one.version)] for source in able}
     others = [f"source {source} ({_list(fitting[source], 3)})" for source in able]
     if not case.kernel:
         place = "the container's host" if case.inventory["container"] else "this host"
         text = (
             f"expected the userland {case.exact}, exactly the version of the module on {place}, found {have}; "
-            f"{f'take {others[0]}, ' if others else ''}give gpu_driver_runfile (NVIDIA-Linux-{case.where.machine}-{case.exact}.run, "
-            f"installed without its kernel module), or install one of these versions on {place}."
+            f"{mend}{f'take {others[0]}, ' if others else ''}give gpu_driver_runfile (NVIDIA-Linux-{case.where.machine}-{case.exact}.run, "
+            f"installed without its kernel module), or install a version that one of these has on {place}."
         )
         return Problem("no_matching_userland", text)
     branch = case.wanted.branch
@@ -441,7 +449,7 @@ def _no_offer(case: _Case, found: t.Mapping[str, t.Sequence[_Candidate]], asked:
     flavour = f" with the {case.limits.flavours[0]} module" if len(case.limits.flavours) == 1 else ""
     others.append("a .run file (gpu_driver_runfile)")
     code = "not_offered" if case.exact or branch else "source_too_old"
-    return Problem(code, f"expected {what}{flavour}, found {have}; take {' or '.join(others)}.")
+    return Problem(code, f"expected {what}{flavour}, found {have}; {mend}take {' or '.join(others)}.")
 
 
 # The plan around the choice

@@ -686,7 +686,7 @@ class Decider:
 
     def with_refusals(self, problem: Problem) -> Problem:
         """A problem of what the sources have, with those that could not be read."""
-        if not self.refused or problem.code not in OF_OFFERS or problem.code == "repository_missing":
+        if not self.refused or problem.code not in OF_OFFERS or "could not be read" in problem.text or problem.code == "repository_missing":
             return problem
         words = {"nvidia": "NVIDIA's repository", "distribution": "the distribution's components"}
         told = "; ".join(f"{words[source]} could not be read, found {why.rstrip('.')}" for source, why in self.refused.items())
@@ -732,7 +732,8 @@ class Decider:
             answer = open_url(key["url"], timeout=20, http_agent="firstlight")
             text = answer.read(KEY_LIMIT_BYTES).decode("ascii", errors="replace")
         except Exception as error:  # urllib, ssl and http raise without a common base
-            return f"that its key {key['url']} cannot be fetched ({error})"
+            cause = getattr(error, "reason", None)  # URLError has the operating system's own words inside
+            return f"that its key {key['url']} cannot be fetched ({cause if isinstance(cause, OSError) else error})"
         found = _driver_key.fingerprints(text)
         # One key only: apt would trust every other one in the file too.
         if set(found) != {key["fingerprint"]}:
