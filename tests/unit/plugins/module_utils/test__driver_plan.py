@@ -1076,3 +1076,25 @@ def test_every_combination_ends_in_a_plan_or_in_sentences(wanted, host, devices,
                 assert generation.driver_branch_last is None or made["branch"] <= generation.driver_branch_last
     if wanted.version and made["branch"]:
         assert made["version"] == wanted.version
+
+
+def readme_rows():
+    text = (FIXTURES.parents[1] / "roles/gpu_driver/README.md").read_text().partition("## Which driver comes")[2].partition("\n## ")[0]
+    for row in re.findall(r"^\| ((?:Debian|Ubuntu|Rocky) .+) \|$", text, re.MULTILINE):
+        platforms, releases, *cells = row.split(" | ")
+        name, versions = platforms.split(" ", 1)
+        yield from ((name, version, releases.split(",")[0].split(" ")[0], cells) for version in versions.split(", "))
+
+
+@pytest.mark.parametrize("name,version,release,cells", list(readme_rows()))
+def test_the_readme_says_which_driver_comes(name, version, release, cells):
+    kernel = "6.8.0-50-generic"
+    facts = HostFacts(name, version, "x86_64", kernel, kernel, headers=[kernel])
+    for cell, gpus in zip(cells, ((A6000, H100), (RTX_5090, RTX_5090), (P40,))):
+        made = decide(Wanted(sglang_release=release), facts, inventory(*((gpu, None) for gpu in gpus), secure_boot="disabled"), Offers())
+        found = " ".join(str(made.plan[key]) for key in ("source", "branch", "flavour")) if made.plan else made.problems[0].code
+        assert found == re.sub(r"refused: `(\w+)`", r"\1", cell)
+
+
+def test_the_readme_has_rows_for_every_platform():
+    assert len(list(readme_rows())) == 7
