@@ -66,6 +66,11 @@ def boot_commands(nodes: t.Collection[str]) -> list[list[str]]:
 # The guests of a hypervisor
 
 
+def _number(identity: t.Any) -> int | None:
+    """A container's number, also one in quotes; None for what is no number."""
+    return int(str(identity)) if re.fullmatch(r"[0-9]{1,9}", str(identity)) else None
+
+
 def _wanted(guest: t.Mapping[str, t.Any]) -> list[str]:
     return [] if guest.get("state") == "absent" else [str(gpu).strip() for gpu in guest.get("gpus") or []]
 
@@ -81,8 +86,12 @@ def list_problems(guests: t.Sequence[t.Mapping[str, t.Any]], looks: t.Sequence[t
 
     guests: proxmox_gpu_guests. looks: results of lxc_gpu_config in the same order, those that failed among them.
     """
-    problems = []
-    identities = [guest["id"] for guest in guests]
+    problems = [
+        f"proxmox_gpu_guests: expected the number of a container as id, found {guest['id']!r}. Write it as in 129."
+        for guest in guests
+        if _number(guest["id"]) is None
+    ]
+    identities = [number for number in (_number(guest["id"]) for guest in guests) if number is not None]
     for identity in dict.fromkeys(identities):
         if identities.count(identity) > 1:
             problems.append(f"proxmox_gpu_guests: expected container {identity} once, found it {identities.count(identity)} times.")
@@ -110,7 +119,7 @@ def given(
     """What each guest has after its next start: {id, gpus, nodes, devices}. results: of lxc_gpu_config, in the order of the guests."""
     return [
         {
-            "id": guest["id"],
+            "id": _number(guest["id"]),
             "gpus": [{key: gpu.get(key) for key in ("index", "uuid", "pci_bus_id", "name")} for gpu in _found(guest, inventory)],
             "nodes": list(result["nodes"]),
             "devices": list(result["devices"]),
@@ -158,7 +167,7 @@ def _node_problem(path: str, node: t.Mapping[str, t.Any] | None) -> str:
 
 
 def guest_problems(
-    guest: Inventory, hypervisor: Inventory | None, guests: t.Sequence[t.Mapping[str, t.Any]] | None, identity: int
+    guest: Inventory, hypervisor: Inventory | None, guests: t.Sequence[t.Mapping[str, t.Any]] | None, identity: t.Any
 ) -> list[str]:
     """What keeps a guest from using what its hypervisor gives it; from both inventories of one run.
 
@@ -170,7 +179,10 @@ def guest_problems(
             "expected the hypervisor to be set up in this run, found nothing of it. Correct proxmox_guest_hypervisor, or what stopped it "
             "there, and name both in --limit."
         ]
-    mine = next((one for one in guests if one["id"] == identity), None)
+    number = _number(identity)
+    if number is None:
+        return [f"expected the number of a container as proxmox_guest_id, found {identity!r}. Write it as in 129."]
+    mine = next((one for one in guests if _number(one["id"]) == number), None)
     if mine is None:
         numbers = ", ".join(str(one["id"]) for one in guests) or "none"
         return [

@@ -102,6 +102,22 @@ def test_problems_of_each_guest_and_of_all_together():
     ]
 
 
+def test_a_number_in_quotes_is_the_number():
+    guests = [{"id": "129", "gpus": ["0"]}, {"id": 129, "gpus": ["0"]}]
+    twice = "proxmox_gpu_guests: expected container 129 once, found it 2 times."
+    assert proxmox.list_problems(guests, [{"nodes": []}] * 2, hypervisor()) == [twice]
+    assert proxmox.given(guests[:1], [{"nodes": NODES, "devices": []}], hypervisor())[0]["id"] == 129
+
+
+@pytest.mark.parametrize("identity", ["ct129", "", 129.5, None, -1])
+def test_what_is_no_number_of_a_container_is_told(identity):
+    told = proxmox.list_problems([{"id": identity, "gpus": ["0"]}], [{"nodes": []}], hypervisor())
+    assert told == [f"proxmox_gpu_guests: expected the number of a container as id, found {identity!r}. Write it as in 129."]
+    assert check(guest(), identity=identity) == [
+        f"expected the number of a container as proxmox_guest_id, found {identity!r}. Write it as in 129."
+    ]
+
+
 @pytest.mark.parametrize(("shared", "count"), [([True, True], 0), ([True, False], 1), ([False, False], 1)])
 def test_a_gpu_is_shared_only_when_all_say_so(shared, count):
     guests = [{"id": 129 + number, "gpus": ["0"], "shared": says} for number, says in enumerate(shared)]
@@ -141,6 +157,8 @@ def check(found, of=None, guests=None, identity=129):
 )
 def test_both_sides_fit(found):
     assert check(found) == []
+    assert check(found, identity="129") == []
+    assert check(found, guests=proxmox.given([{"id": "129", "gpus": ["0", "1"]}], [{"nodes": NODES, "devices": []}], hypervisor())) == []
 
 
 @pytest.mark.parametrize(
