@@ -22,6 +22,8 @@ DEVICES_MAX = 256  # MAX_DEVICES in PVE/LXC/Config.pm
 # Documentation/admin-guide/devices.txt of Linux: 195 is NVIDIA's; 234-254 and 384-511 are given out at run time.
 NVIDIA_MAJOR = 195
 DYNAMIC_MAJORS = (range(234, 255), range(384, 512))
+# user_namespaces(7): the last 32-bit number is no user, but says "none".
+OWNER_MAX = 2**32 - 2
 MODE = "0666"  # what NVIDIA's driver gives its nodes (NVreg_DeviceFileMode)
 MAKE_UVM = "run nvidia-modprobe -u -c 0 on the hypervisor, and at each boot before its containers start"
 # /dev/nvidia-nvswitch*, nvidia-fs* and nvidia-caps-imex-channels/* are NVIDIA's too, but never written here, so they are foreign.
@@ -32,7 +34,7 @@ OUR_NODES = re.compile(
 _HEADER = re.compile(r"\[([^\]]+)\]\s*", re.ASCII)
 _RAW = re.compile(r"(lxc\.[a-z0-9_.-]+)(?::|\s*=)\s*(.*?)\s*", re.ASCII)
 _PLAIN = re.compile(r"([a-z][a-z_]*\d*):\s*(.+?)\s*", re.ASCII)
-_DEVICE_KEY = re.compile(r"dev(\d{1,3})", re.ASCII)
+_DEVICE_KEY = re.compile(r"dev(0|[1-9]\d?|1\d\d|2[0-4]\d|25[0-5])", re.ASCII)  # dev0 to dev255, written in no other way
 _RULE = re.compile(
     r"lxc\.cgroup2?\.devices\.allow(?::|\s*=)\s*c\s+(?P<major>[0-9a-fA-F]{1,4}):(?P<minor>\d{1,8}|\*)\s+(?P<access>[rwm]{1,3})\s*",
     re.ASCII,
@@ -177,7 +179,15 @@ def with_devices(conf: Conf, set_devices: t.Mapping[str, str], delete_devices: t
         after = [place for place, other in enumerate(keys) if _DEVICE_KEY.fullmatch(other)]
         before = [place for place, other in enumerate(keys) if other > key]
         _insert(lines, after[-1] + 1 if after else before[0] if before else None, [f"{key}: {value}"])
-    return (conf[0]._replace(lines=tuple(lines)), *conf[1:])
+    return (conf[0]._replace(lines=tuple(_ended(lines, conf[0].lines))), *conf[1:])
+
+
+def _ended(lines: t.Sequence[Line], before: t.Sequence[Line]) -> list[Line]:
+    """Lines that end as those before did: a file without a line feed at its end gets none, whatever came or went there."""
+    if not lines:
+        return []
+    last = before[-1].ending if before else "\n"
+    return [*(Line(line.text) for line in lines[:-1]), Line(lines[-1].text, last)]
 
 
 def _insert(lines: list[Line], place: int | None, texts: t.Sequence[str]) -> None:
@@ -186,8 +196,6 @@ def _insert(lines: list[Line], place: int | None, texts: t.Sequence[str]) -> Non
         return
     if place is None:
         place = max((number + 1 for number, line in enumerate(lines) if line.text.strip()), default=0)
-    if place and not lines[place - 1].ending:
-        lines[place - 1] = Line(lines[place - 1].text)
     lines[place:place] = [Line(text) for text in texts]
 
 
@@ -225,7 +233,11 @@ def choose_style(style: str, *, pct_help: str | None, release: str | None) -> tu
     if style == "auto":
         if known is None:
             found = f"release {release!r}" if release else "neither pct nor a release"
-            return "", f"style: expected a Proxmox VE of which it is known whether it has devN keys, found {found}. Say dev or raw."
+            expected = "style: expected a Proxmox VE of which it is known whether it has devN keys"
+            return (
+                "",
+                f"{expected}, found {found}. Say style: dev or raw in the container's entry, or name the release (proxmox_gpu_release).",
+            )
         return ("dev" if known else "raw"), ""
     if style == "dev" and known is False:
         return "", "style: expected a Proxmox VE with devN keys (8.1 or later), found an older one. Use raw, or upgrade."
@@ -301,7 +313,21 @@ def inventory_problems(inventory: t.Any) -> list[str]:
         and all(isinstance(node, dict) and isinstance(node.get("path"), str) for node in inventory["device_nodes"])
         and all(isinstance(major, int) for major in inventory["device_majors"].values())
     )
-    return [] if good else ["inventory: expected gpus and device_nodes as gpu_info gives them, and whole numbers in device_majors."]
+    if not good:
+        return ["inventory: expected gpus and device_nodes as gpu_info gives them, and whole numbers in device_majors."]
+    named = [(f"GPU {gpu.get('index')}", gpu, ("index", "minor_number")) for gpu in inventory["gpus"]]
+    named += [(node["path"], node, ("major", "minor")) for node in inventory["device_nodes"]]
+    problems = [
+        f"inventory: expected a whole number as {key} of {name}, found {entry[key]!r}. Give what gpu_info returned."
+        for name, entry, keys in named
+        for key in keys
+        if not isinstance(entry.get(key), (int, type(None)))
+    ]
+    return problems + [
+        f"inventory: expected an octal mode such as '0666' of {node['path']}, found {node['mode']!r}. Give what gpu_info returned."
+        for node in inventory["device_nodes"]
+        if node.get("mode") and not re.fullmatch(r"[0-7]{3,4}", str(node["mode"]), re.ASCII)
+    ]
 
 
 def other_majors(proc_devices: str) -> set[int]:
@@ -647,7 +673,7 @@ class _Edit:
         """New lines come after the last line that is not blank, so before the blank line that Proxmox puts before a snapshot."""
         lines = [line for line in self._after if line is not None]
         _insert(lines, None, self._new)
-        return lines
+        return _ended(lines, self.before)
 
 
 # What the container gets

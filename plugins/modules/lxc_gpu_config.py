@@ -236,9 +236,11 @@ def shown(text: str) -> str:
 
 
 def explain(error: OSError, path: str) -> str:
-    """An error on writing. pmxcfs is read-only without quorum, and says so by EACCES (pmxcfs(8))."""
+    """An error on reading or writing. pmxcfs is read-only without quorum, and says so by EACCES (pmxcfs(8))."""
     hint = ""
-    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+    if error.errno == errno.ENOTCONN:
+        hint = " What Proxmox has at /etc/pve does not answer: see systemctl status pve-cluster."
+    elif error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         hint = " A node without quorum must not write: see pvecm status."
     return f"{error.filename or path}: {error.strerror}.{hint}"
 
@@ -381,7 +383,11 @@ def wish_problems(params: dict[str, t.Any]) -> list[str]:
         problems += _lxc_config.inventory_problems(params["inventory"])
     if params["mode"] is not None and not re.fullmatch(r"0[0-7]{3}", params["mode"], re.ASCII):
         problems.append(f"mode: expected four octal digits in quotes such as '0666', found {params['mode']}.")
-    problems += [f"{name}: expected 0 or more, found {params[name]}." for name in ("uid", "gid") if (params[name] or 0) < 0]
+    problems += [
+        f"{name}: expected 0 to {_lxc_config.OWNER_MAX}, found {params[name]}."
+        for name in ("uid", "gid")
+        if not 0 <= (params[name] or 0) <= _lxc_config.OWNER_MAX
+    ]
     if params["style"] == "raw":
         problems += only_with_devices(params, "found with raw, whose nodes have mode and owner of the hypervisor's")
     if any(number < 0 for number in params["mig_caps"] or []):
@@ -492,9 +498,16 @@ def make_plan(task: Task, guest: Guest, problems: list[str]) -> tuple[str, _lxc_
     usable = not problems
     text = None
     try:
-        text = read(task.path)
+        if os.path.islink(task.path):
+            problems.append(
+                f"id: expected {task.path} to be a file, found a symbolic link to {os.readlink(task.path)}. Put the file in its place."
+            )
+        else:
+            text = read(task.path)
     except FileNotFoundError:
         problems.append(f"id: expected a container {params['id']}, found no {task.path}.{task.hypervisor.elsewhere()}")
+    except OSError as error:
+        problems.append(f"id: expected the file of container {params['id']}, found that it cannot be read: {explain(error, task.path)}")
     if guest.problem:
         problems.append(guest.problem)
     if usable:

@@ -99,6 +99,8 @@ FOREIGN_LINES = [
     "dev0: /dev/ttyUSB0",
     "dev7: /dev/dri/renderD128,gid=104",
     "dev9: /dev/nvidia-fs0",
+    "dev00: /dev/nvidia0",
+    "dev256: /dev/nvidia0",
     "# Owner: team llm",
     "#",
     "description: what it is for",
@@ -484,7 +486,8 @@ def test_numbers_run_out():
         ("arch: amd64\nfeatures: nesting=1\nlxc.x: 1\n\n[s]\ndev0: /dev/a\n",
          "arch: amd64\ndev0: /dev/b\nfeatures: nesting=1\nlxc.x: 1\n\n[s]\ndev0: /dev/a\n"),
         ("arch: amd64\n\n[s]\n", "arch: amd64\ndev0: /dev/b\n\n[s]\n"),
-        ("arch: amd64", "arch: amd64\ndev0: /dev/b\n"),
+        ("arch: amd64", "arch: amd64\ndev0: /dev/b"),
+        ("arch: amd64\ndev3: /dev/c", "arch: amd64\ndev0: /dev/b"),
         ("", "dev0: /dev/b\n"),
         ("dev0: /dev/a", "dev0: /dev/b"),
         ("zoo: 1\ndev7: /dev/a\nnet0: x\n", "zoo: 1\ndev7: /dev/a\ndev0: /dev/b\nnet0: x\n"),
@@ -555,7 +558,9 @@ def test_the_least_that_an_inventory_needs():
 @pytest.mark.parametrize(
     "broken",
     [None, {}, {"gpus": [], "device_nodes": []}, inventory(gpus=None), inventory(device_nodes={}), inventory(device_nodes=["/dev/nvidia0"]),
-     inventory(device_nodes=[{"kind": "file"}]), inventory(gpus=["0"]), inventory(device_majors={"nvidia": "195"})],
+     inventory(device_nodes=[{"kind": "file"}]), inventory(gpus=["0"]), inventory(device_majors={"nvidia": "195"}),
+     inventory(gpus=[{"index": 0, "minor_number": "0"}]), inventory(gpus=[{"index": "0"}]),
+     inventory(device_nodes=[{"path": "/dev/nvidia0", "major": "195"}]), inventory(device_nodes=[{"path": "/dev/nvidia0", "mode": "rw"}])],
 )  # fmt: skip
 def test_an_inventory_that_is_none(broken):
     assert len(lxc.inventory_problems(broken)) == 1

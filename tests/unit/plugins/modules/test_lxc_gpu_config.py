@@ -248,7 +248,7 @@ def test_without_pct_devices_are_written_by_hand(pve):
 
 def test_without_pct_and_release_nothing_is_guessed(pve):
     options = {**without_pct(pve), "release": None}
-    assert "found neither pct nor a release. Say dev or raw." in pve.ask(**options)["msg"]
+    assert "found neither pct nor a release. Say style: dev or raw" in pve.ask(**options)["msg"]
     assert pve.ask(**options, style="raw")["changed"]
 
 
@@ -410,7 +410,9 @@ def test_a_virtual_machine(pve):
         ({"inventory": {"gpus": []}}, ["found no usable device_nodes, device_majors."]),
         ({"mode": "666"}, ["mode: expected four octal digits in quotes such as '0666', found 666."]),
         ({"mode": 0o666}, ["found 438."]),
-        ({"uid": -1}, ["uid: expected 0 or more, found -1."]),
+        ({"uid": -1}, ["uid: expected 0 to 4294967294, found -1."]),
+        ({"gid": 4294967295}, ["gid: expected 0 to 4294967294, found 4294967295."]),
+        ({"uid": 99999999999999}, ["uid: expected 0 to 4294967294, found 99999999999999."]),
         ({"mig_caps": [-1]}, ["mig_caps: expected"]),
         ({"style": "raw", "mode": "0666", "gid": 1}, ["mode: expected only with style dev", "gid: expected only with style dev"]),
         ({"pct_path": "/nonexistent/pct"}, ["pct_path: expected an executable pct"]),
@@ -430,6 +432,56 @@ def test_bad_options(pve, options, words):
 
 def test_backups_in_the_directory_of_the_files(pve):
     assert "backup_directory: expected one outside of" in pve.ask(backup_directory=str(pve.configs / "old"))["msg"]
+
+
+def test_a_directory_in_the_place_of_the_file(pve):
+    pve.file.unlink()
+    pve.file.mkdir()
+    told = f"id: expected the file of container 129, found that it cannot be read: {pve.file}: Is a directory."
+    assert pve.ask(**without_pct(pve))["msg"] == told
+
+
+def test_a_file_system_of_proxmox_that_is_dead(pve):
+    """pmxcfs was killed: its mount is still there, and each access ends in ENOTCONN."""
+    code = (
+        "import pathlib, errno\n"
+        "def refuse(self): raise OSError(errno.ENOTCONN, 'Transport endpoint is not connected', str(self))\n"
+        "pathlib.Path.read_bytes = refuse"
+    )
+    message = pve.ask(code=code)["msg"]
+    assert message.endswith(
+        "Transport endpoint is not connected. What Proxmox has at /etc/pve does not answer: see systemctl status pve-cluster."
+    )
+    assert (pve.file.read_text(), pve.saved(), pve.set_calls()) == (TEXT, [], [])
+
+
+@pytest.mark.parametrize("options", [{}, RAW, {"state": "absent"}])
+def test_a_symbolic_link_in_the_place_of_the_file(pve, options):
+    other = pve.tmp / "elsewhere.conf"
+    pve.file.rename(other)
+    pve.file.symlink_to(other)
+    told = f"id: expected {pve.file} to be a file, found a symbolic link to {other}. Put the file in its place."
+    assert pve.ask(**options)["msg"] == told
+    assert (pve.file.is_symlink(), other.read_text(), pve.saved()) == (True, TEXT, [])
+
+
+def test_an_inventory_with_text_in_the_place_of_numbers(pve):
+    broken = inventory()
+    broken["gpus"][0]["minor_number"] = "0"
+    broken["device_nodes"][0]["mode"] = "rw"
+    message = pve.ask(inventory=broken, **RAW)["msg"]
+    assert "expected a whole number as minor_number of GPU 0, found '0'." in message
+    assert "expected an octal mode such as '0666' of /dev/nvidia0, found 'rw'." in message
+
+
+@pytest.mark.parametrize("style", ["raw", "dev"])
+def test_a_file_without_a_line_feed_at_its_end_gets_none(pve, style):
+    pve.file.write_text(TEXT.rstrip("\n"))
+    options = without_pct(pve)
+    pve.ask(style=style, **options)
+    assert "/dev/nvidia1" in pve.file.read_text()
+    pve.ask(state="absent", **options)
+    assert pve.file.read_text() == TEXT.rstrip("\n")
 
 
 @pytest.mark.parametrize("options", [{}, RAW])
