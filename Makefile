@@ -11,7 +11,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 PLAYBOOK = ansible-playbook -i '$(INVENTORY)' $(if $(LIMIT),--limit '$(LIMIT)') $(ANSIBLE_ARGS)
 needs-inventory = $(if $(INVENTORY),,$(error say which hosts: make $@ INVENTORY=inventory/<yours>.yml [LIMIT=<host>]))
 
-.PHONY: help setup demo demo-destroy deploy proxmox verify gpu-inventory test test-full lint bench clean
+.PHONY: help setup demo demo-destroy deploy proxmox verify gpu-inventory gpu-driver test test-full lint bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,7 +28,7 @@ demo-destroy: ## remove the demo's container and everything that belongs to it
 deploy: setup ## run site.yml: make deploy INVENTORY=... [LIMIT=...]
 	$(needs-inventory)$(PLAYBOOK) playbooks/site.yml
 
-proxmox: setup ## run proxmox.yml (a hypervisor, then its guests): make proxmox INVENTORY=... [LIMIT=...]
+proxmox: setup ## run proxmox.yml (hypervisors, their guests, then site.yml): make proxmox INVENTORY=... [LIMIT=...]
 	$(needs-inventory)$(PLAYBOOK) playbooks/proxmox.yml
 
 verify: setup ## run verify.yml: make verify INVENTORY=... [LIMIT=...]
@@ -36,6 +36,9 @@ verify: setup ## run verify.yml: make verify INVENTORY=... [LIMIT=...]
 
 gpu-inventory: setup ## run gpu_inventory.yml: make gpu-inventory INVENTORY=... [LIMIT=...]
 	$(needs-inventory)$(PLAYBOOK) playbooks/gpu_inventory.yml
+
+gpu-driver: setup ## run gpu_driver.yml: make gpu-driver INVENTORY=... [LIMIT=...]
+	$(needs-inventory)$(PLAYBOOK) playbooks/gpu_driver.yml
 
 lint: setup ## ansible-lint, yamllint, ruff, mypy
 	yamllint --strict .

@@ -135,7 +135,7 @@ def reboot_allowed(wanted: Wanted, host: HostFacts, container: bool) -> tuple[bo
     reasons = (
         (container, "a container is not rebooted for a driver"),
         (host.local, "Ansible runs on this host itself"),
-        (host.hypervisor and host.guests_running > 0, f"{host.guests_running} guests run on this hypervisor"),
+        (host.hypervisor, f"a hypervisor is not rebooted for a driver (guests that run on it: {host.guests_running})"),
         (host.rebooted, "this run has rebooted it once already"),
         (wanted.reboot != "if_required", f"gpu_driver_reboot is {wanted.reboot}"),
     )

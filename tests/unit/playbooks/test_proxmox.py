@@ -1,7 +1,7 @@
 """playbooks/proxmox.yml over both sides of a recorded Proxmox: a hypervisor with four GPUs, and its container CT129 with two of them.
 
 pct, systemctl and nvidia-modprobe are doubles. In the place of all other roles stand
-some that do nothing; the first of site.yml says that it was reached.
+some that do nothing; gpu_driver and the first of site.yml say that they were reached.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ crw-rw-rw- 1 root root 511,   0 Dec  1 02:31 /dev/nvidia-uvm
 crw-rw-rw- 1 root root 511,   1 Dec  1 02:31 /dev/nvidia-uvm-tools
 END
 """
+ROOT_OPTION = '"root": {"type": "path", "default": "/"}'
 SERVE = [{"name": "Serve", "ansible.builtin.debug": {"msg": "{{ inventory_hostname }} is reached by {{ role_name }}"}}]
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the roles write files of root's")
@@ -125,10 +126,31 @@ class Proxmox:
         for role in (ROOT / "roles").iterdir():
             if role.name not in ("gpu_inventory", "proxmox_gpu", "proxmox_guest"):
                 (home / "roles" / role.name / "tasks").mkdir(parents=True)
-                steps = SERVE if role.name == "sglang_preflight" else []
+                steps = SERVE if role.name in ("gpu_driver", "sglang_preflight") else []
                 (home / "roles" / role.name / "tasks/main.yml").write_text(yaml.safe_dump(steps))
             else:
                 (home / "roles" / role.name).symlink_to(role)
+
+    def real_driver(self, **commands: str) -> None:
+        """The role gpu_driver itself, whose module looks at a Debian that has only what these commands say."""
+        home = self.directory / "ansible_collections/firstlight/sglang"
+        shutil.rmtree(home / "roles/gpu_driver")
+        (home / "roles/gpu_driver").symlink_to(ROOT / "roles/gpu_driver")
+        recorded = self.directory / "recorded"
+        (recorded / "etc/pve").mkdir(parents=True)
+        (recorded / "etc/os-release").write_text('ID=debian\nVERSION_ID="12"\n')
+        answers = {"uname": "6.8.12-4-pve", "machine": "x86_64", "dpkg-query": "", "apt-cache": "", **commands}
+        (recorded / "commands.json").write_text(json.dumps(answers))
+        (home / "plugins").unlink()
+        (home / "plugins/modules").mkdir(parents=True)
+        for path in (*(ROOT / "plugins").iterdir(), *(ROOT / "plugins/modules").iterdir()):
+            if path.name != "modules":
+                (home / path.relative_to(ROOT)).symlink_to(path)
+        module = home / "plugins/modules/gpu_driver_info.py"
+        text = module.read_text()
+        module.unlink()
+        assert ROOT_OPTION in text
+        module.write_text(text.replace(ROOT_OPTION, ROOT_OPTION.replace('"/"', json.dumps(str(recorded)))))
 
     def run(self, *words: str, **variables: t.Any) -> Run:
         hypervisor = {**self.hypervisor, "proxmox_gpu_guests": self.guests, **variables}
@@ -181,6 +203,20 @@ def test_both_sides_plan_in_check_mode_and_nothing_is_touched(proxmox):
     assert "ct129 is reached by sglang_preflight" in run.output
 
 
+def test_a_driver_that_works_is_left_alone_on_both_sides_in_check_mode(proxmox):
+    proxmox.real_driver()
+    run = proxmox.run("--check", gpu_driver_sglang_releases=["0.5.23"], gpu_driver_reboot="if_required")
+    assert run.rc == 0, run.output
+    assert run.changed == {"pve1": 2, "ct129": 0}, run.output
+    # The hypervisor's driver comes before what its guests are given.
+    assert (
+        0
+        < run.output.index("gpu_driver : Decide which driver this host gets")
+        < run.output.index("proxmox_gpu : Look for the program that makes device nodes")
+    )
+    assert "ct129 is reached by sglang_preflight" in run.output
+
+
 def test_a_real_run_gives_the_gpus_at_boot_too_and_the_second_changes_nothing(proxmox):
     without_uvm(proxmox)
     run = proxmox.run()
@@ -214,7 +250,7 @@ def test_another_version_in_the_guest_stops_it_before_its_service(proxmox):
     assert run.rc == 2
     wanted = "ct129 on pve1: expected the driver's userland 580.159.04 in the guest, as the hypervisor's module, found 580.126.09."
     assert wanted in run.words, run.output
-    assert "is reached by" not in run.output
+    assert "is reached by sglang_preflight" not in run.output
     assert GIVEN in proxmox.conf.read_text(), "the hypervisor's side is done"
 
 
@@ -224,7 +260,7 @@ def test_a_guest_whose_hypervisor_failed_is_left_alone(proxmox):
     run = proxmox.run()
     assert (run.rc, run.changed) == (2, {"pve1": 0, "pve2": 0, "ct129": 0}), run.output
     assert "ct129 on pve1: expected the hypervisor to be set up in this run, found nothing of it." in run.words, run.output
-    assert "is reached by" not in run.output
+    assert "is reached by sglang_preflight" not in run.output
 
 
 def test_all_problems_of_all_guests_in_one_message_before_anything_is_changed(proxmox):
@@ -240,7 +276,8 @@ def test_all_problems_of_all_guests_in_one_message_before_anything_is_changed(pr
     run = proxmox.alone(proxmox_gpu_nvidia_modprobe_path="/no/nvidia-modprobe")
     assert run.rc == 2
     for words in (
-        "expected the program /no/nvidia-modprobe, which makes the device nodes, found none.",
+        "pve1: no container was changed; to mend first: 6 - expected the program /no/nvidia-modprobe, which makes the device nodes, found none.",
+        "Install it (Debian's package nvidia-modprobe, in contrib;",
         "container 130: id: expected a container 130, found no",
         "container 131: mode: expected four octal digits in quotes such as '0666', found 666.",
         "container 131: gpus: GPU 3 cannot be given to a container: it is passed through",
@@ -281,6 +318,7 @@ def test_absent_takes_all_away_and_the_second_run_changes_nothing(proxmox):
     assert GIVEN in proxmox.conf.read_text() and not proxmox.text("units/calls")
     run = proxmox.alone(proxmox_gpu_state="absent")
     assert run.rc == 0, run.output
+    assert "pve1 is reached by gpu_driver" not in run.output
     assert proxmox.conf.read_text() == TEXT
     assert proxmox.text("units/calls") == f"disable {UNIT}\nstop {UNIT}\ndaemon-reload\n"
     assert [path.name for path in proxmox.units.iterdir()] == ["calls"]
@@ -299,3 +337,20 @@ def test_a_hypervisor_without_the_driver_yet_can_be_planned_for(proxmox):
     run = proxmox.alone()
     assert run.rc == 2, run.output
     assert proxmox.conf.read_text() == TEXT
+
+
+def test_the_preflight_after_the_driver_does_not_claim_that_nothing_was_changed(tmp_path):
+    task = {"ansible.builtin.debug": {"msg": "{{ __sglang_preflight_message }}"}}
+    variables = {"__sglang_preflight_problems": ["expected a model"], "ansible_connection": "local"}
+    plays = [
+        {"hosts": "localhost", "gather_facts": False, "vars_files": [str(ROOT / "roles/sglang_preflight/vars/main.yml")],
+         "tasks": [{**task, "vars": {**variables, **more}}]}
+        for more in ({}, {"gpu_driver_mode_used": "userland"})
+    ]  # fmt: skip
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(plays))
+    command = [pathlib.Path(sys.executable).parent / "ansible-playbook", "-i", "localhost,", tmp_path / "play.yml"]
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"nothing .*to mend first: 1", output) == [
+        "nothing was changed; to mend first: 1",
+        "nothing more was changed; to mend first: 1",
+    ]

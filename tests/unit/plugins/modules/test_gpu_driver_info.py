@@ -144,12 +144,13 @@ def test_rhel_gets_its_driver_with_dnf_and_no_enrolment_and_no_userland(recorded
     assert "NVIDIA-Linux-x86_64-580.95.05.run" in problem["text"], "the libraries want a module there"
 
 
-def test_a_hypervisor_with_guests_is_not_rebooted(recorded):
-    guests = "VMID       Status     Lock         Name\n129        running                 ct129\n130        stopped                 x\n"
+@pytest.mark.parametrize(("status", "running"), [("running", 1), ("stopped", 0)])
+def test_a_hypervisor_is_never_rebooted(recorded, status, running):
+    guests = f"VMID       Status     Lock         Name\n129        {status}                 ct129\n130        stopped                 x\n"
     root = recorded({"usr/bin/pveversion": ""}, guests=guests)
     result = ask(root=root, inventory=inventory("580.95.05", False), reboot="if_required", version="580.95.05")
     assert not result["reboot_allowed"]
-    assert result["reboot_allowed_why"] == "1 guests run on this hypervisor"
+    assert result["reboot_allowed_why"] == f"a hypervisor is not rebooted for a driver (guests that run on it: {running})"
 
 
 def test_removal_takes_what_the_role_brought(recorded):
