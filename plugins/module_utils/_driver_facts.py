@@ -30,7 +30,8 @@ class Wanted:
     proprietary. sglang_release: its needs are the least that is taken; None asks for nothing. upgrade: the newest of the branch, also where
     an older one is installed and good enough. secure_boot: stop, or mok (prepare the enrolment of the key that DKMS signs with).
     reboot: never, if_required or report. fabric_manager: None where NVSwitches decide. base_url: a mirror of NVIDIA's repositories;
-    key_url and key_fingerprint where it signs with a key of its own. runfile: path or URL of a .run file.
+    key_url and key_fingerprint where it signs with a key of its own. runfile: path or URL of a .run file. unknown_releases: of SGLang, that
+    were asked for too and whose needs are not known.
     """
 
     required: bool = True
@@ -51,6 +52,7 @@ class Wanted:
     key_fingerprint: str | None = None
     runfile: str | None = None
     runfile_sha256: str | None = None
+    unknown_releases: t.Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,10 +193,12 @@ def option_problems(wanted: Wanted) -> list[Problem]:
         "bad_version",
         f"expected a version such as 580.95.05 (without a package's revision), found {wanted.version!r}; change gpu_driver_version.",
     )
+    releases = [release for release in (wanted.sglang_release, *wanted.unknown_releases) if release is not None and not src.engine_needs(release)]
     check(
-        wanted.sglang_release is None or src.engine_needs(wanted.sglang_release) is not None,
+        not releases,
         "bad_release",
-        f"expected a SGLang release whose needs are known (0.5.9 or later), found {wanted.sglang_release!r}; change it.",
+        f"expected SGLang releases whose needs are known (0.5.9 or later), found {', '.join(map(repr, releases))}; change "
+        "gpu_driver_sglang_releases.",
     )
     check(
         wanted.mode != "userland" or wanted.flavour == "auto",

@@ -755,7 +755,7 @@ def wish(params: dict[str, t.Any]) -> Wanted:
         return _driver_sources.parse_version(needs.driver) or () if needs else ()
 
     unknown = [release for release in params["sglang_releases"] if release not in releases]
-    return Wanted(**values, sglang_release=unknown[0] if unknown else max(releases, key=need, default=None))
+    return Wanted(**values, sglang_release=max(releases, key=need, default=None), unknown_releases=unknown)
 
 
 def loaded_version(inventory: dict[str, t.Any], path: str) -> dict[str, t.Any]:
@@ -1053,9 +1053,12 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
         decision = _driver_state.idle(decider.run(), wanted, inventory, ours)
     problems = [decider.with_refusals(problem) for problem in decision.problems]
     plan = decision.plan or {}
+    problems += _driver_state.power_problems(inventory, params["power_limit_w"], params["clocks_mhz"])
+    # With a plan only one that is run: a driver that is there already needs no file.
+    asked = {"file": wanted.runfile, "sha256": wanted.runfile_sha256} if wanted.runfile else None
+    problems += runfile_problems(host, plan["runfile"] if plan else asked)
     if plan:
-        problems += _driver_state.power_problems(inventory, params["power_limit_w"], params["clocks_mhz"])
-        problems += not_yet(decider, plan) + runfile_problems(host, plan["runfile"]) + enrolment_problems(host, plan["mok"])
+        problems += not_yet(decider, plan) + enrolment_problems(host, plan["mok"])
         problems += user_problems(params["device_user"]) if plan["mode"] != "none" else []
         problems += simulated(decider, facts, wanted, plan) if not problems else []
     result["asked"] = list(decider.known.asked)

@@ -112,6 +112,16 @@ def test_all_problems_come_at_once(recorded):
     assert {"bad_branch", "bad_version", "branch_and_version", "bad_release", "kernel_mode_in_container"} <= set(codes(result))
 
 
+def test_power_clocks_dpkg_and_a_file_that_is_not_there_are_told_with_all_else(recorded):
+    root = recorded(**{"dpkg-query": (DRIVER / "dpkg_half.txt").read_text()})
+    asked = {"branch": 99, "clocks_mhz": [1800, 210], "power_limit_w": -1, "runfile": "/srv/NVIDIA-Linux-x86_64-580.95.05.run"}
+    result = ask(root=root, inventory=inventory(None, False), sglang_releases=["0.1", "0.5.23", "newest"], **asked)
+    told = {problem["code"]: problem["text"] for problem in result["problems"]}
+    assert {"bad_branch", "broken_packages", "clocks", "power_limit", "runfile_not_found", "bad_release"} <= set(told)
+    assert "'0.1', 'newest'" in told["bad_release"]
+    assert len(result["problems"]) == len(set(codes(result))), "each of them once"
+
+
 def test_the_release_that_asks_for_the_newest_driver_counts(recorded):
     old = ask(root=recorded(), inventory=inventory("550.163.01", False), sglang_releases=["0.5.9"])
     new = ask(root=recorded(), inventory=inventory("550.163.01", False), sglang_releases=["0.5.9", "0.5.23"])
