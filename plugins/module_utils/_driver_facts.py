@@ -29,7 +29,8 @@ class Wanted:
     mode: auto, kernel or userland. source: auto, distribution, nvidia or runfile. branch or version, not both. flavour: auto, open or
     proprietary. sglang_release: its needs are the least that is taken; None asks for nothing. upgrade: the newest of the branch, also where
     an older one is installed and good enough. secure_boot: stop, or mok (prepare the enrolment of the key that DKMS signs with).
-    reboot: never, if_required or report. fabric_manager: None where NVSwitches decide. base_url: a mirror of NVIDIA's repositories;
+    reboot: never, if_required or report. persistence: None is true where there is a module. fabric_manager: None where NVSwitches
+    decide. power_limit_w, clocks_mhz: of each GPU. base_url: a mirror of NVIDIA's repositories;
     key_url and key_fingerprint where it signs with a key of its own. runfile: path or URL of a .run file. unknown_releases: of SGLang, that
     were asked for too and whose needs are not known.
     """
@@ -45,7 +46,7 @@ class Wanted:
     allow_downgrade: bool = False
     secure_boot: str = "stop"
     reboot: str = "report"
-    persistence: bool = True
+    persistence: bool | None = None
     fabric_manager: bool | None = None
     base_url: str | None = None
     key_url: str | None = None
@@ -53,6 +54,24 @@ class Wanted:
     runfile: str | None = None
     runfile_sha256: str | None = None
     unknown_releases: t.Sequence[str] = ()
+    power_limit_w: int | None = None
+    clocks_mhz: t.Sequence[int] | None = None
+
+    def of_module(self) -> list[str]:
+        """Variables that were set and that only a host with a kernel module of its own has a use for."""
+        asked = {
+            "flavour": self.flavour != "auto",
+            "fabric_manager": self.fabric_manager is True,
+            "persistence": self.persistence is True,
+            "secure_boot": self.secure_boot == "mok",
+            "power_limit_w": self.power_limit_w is not None,
+            "clocks_mhz": self.clocks_mhz is not None,
+        }
+        return [f"gpu_driver_{name}" for name, given in asked.items() if given]
+
+    def of_mirror(self) -> list[str]:
+        """Variables that were set and that only source nvidia has a use for."""
+        return [f"gpu_driver_{name}" for name in ("base_url", "key_url", "key_fingerprint") if getattr(self, name) is not None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +212,9 @@ def option_problems(wanted: Wanted) -> list[Problem]:
         "bad_version",
         f"expected a version such as 580.95.05 (without a package's revision), found {wanted.version!r}; change gpu_driver_version.",
     )
-    releases = [release for release in (wanted.sglang_release, *wanted.unknown_releases) if release is not None and not src.engine_needs(release)]
+    releases = [
+        release for release in (wanted.sglang_release, *wanted.unknown_releases) if release is not None and not src.engine_needs(release)
+    ]
     check(
         not releases,
         "bad_release",
@@ -201,19 +222,20 @@ def option_problems(wanted: Wanted) -> list[Problem]:
         "gpu_driver_sglang_releases.",
     )
     check(
-        wanted.mode != "userland" or wanted.flavour == "auto",
-        "flavour_in_userland_mode",
-        f"expected no flavour in userland mode, which installs no kernel module, found {wanted.flavour!r}; leave gpu_driver_flavour out.",
+        wanted.mode != "userland" or not wanted.of_module(),
+        "kernel_options_in_userland_mode",
+        "expected no options of a kernel module in userland mode, which installs none, found "
+        f"{', '.join(wanted.of_module())}; leave them out.",
     )
     check(
-        wanted.mode != "userland" or wanted.fabric_manager is not True,
-        "fabric_manager_in_userland_mode",
-        "expected no fabric manager in userland mode, found gpu_driver_fabric_manager: true; it runs on the host, leave it out.",
-    )
-    check(
-        wanted.base_url is None or wanted.source in ("auto", "nvidia"),
+        not wanted.of_mirror() or wanted.source in ("auto", "nvidia"),
         "url_of_other_source",
-        f"expected gpu_driver_base_url with source nvidia only, found source {wanted.source}; leave one out.",
+        f"expected {', '.join(wanted.of_mirror())} with source nvidia only, found source {wanted.source}; leave one out.",
+    )
+    check(
+        wanted.runfile_sha256 is None or wanted.runfile is not None,
+        "checksum_without_runfile",
+        "expected gpu_driver_runfile with gpu_driver_runfile_sha256, found the latter alone; give both or none.",
     )
     check(
         (wanted.key_url is None) == (wanted.key_fingerprint is None),
@@ -229,9 +251,10 @@ def _runfile_option_problems(wanted: Wanted) -> list[Problem]:
         return [Problem("runfile_missing", text)] if wanted.source == "runfile" else []
     problems = []
     version = src.runfile_version(wanted.runfile)
-    if wanted.source not in ("auto", "runfile") or wanted.base_url:
-        other = f"source {wanted.source}" if wanted.source not in ("auto", "runfile") else f"gpu_driver_base_url {wanted.base_url}"
-        text = f"expected one source, found {other} and gpu_driver_runfile {wanted.runfile}; leave one out."
+    others = [f"source {wanted.source}"] if wanted.source in ("distribution", "nvidia") else []
+    others += wanted.of_mirror() if wanted.source == "auto" else []
+    if others:
+        text = f"expected one source, found {', '.join(others)} and gpu_driver_runfile; leave one out."
         problems.append(Problem("two_sources", text))
     if version is None:
         text = f"expected a file named NVIDIA-Linux-<machine>-<version>.run, found {wanted.runfile}; keep NVIDIA's name."

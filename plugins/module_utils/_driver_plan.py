@@ -648,7 +648,7 @@ def _transaction(case: _Case, choice: _Candidate, names: src.Names, manager: t.M
     """All of the set in one go: what is missing comes, what has another version changes with it, and what the source does not have in
     this version goes, as do modules of another flavour (cases C02, C10). A container has no module at all."""
     wanted = [*case.required(names, choice.modules)]
-    wanted += names.persistence if case.kernel and case.wanted.persistence else ()
+    wanted += names.persistence if case.kernel and case.wanted.persistence is not False else ()
     wanted += [manager["package"]] if manager else []
     modules = _modules(case, choice) - set(wanted)
     full: dict[str, str] = {}
@@ -824,7 +824,7 @@ def _finish(case: _Case, plan: dict[str, t.Any]) -> Decision:
     plan["manager"] = "dnf" if case.dnf else "apt"
     plan["left_alone"] = guests_of(case.inventory)
     plan["kernels"] = case.host.kernels() if plan["modules"] else []
-    plan["persistence"] = case.kernel and case.wanted.persistence
+    plan["persistence"] = case.kernel and case.wanted.persistence is not False
     # Other drivers that have a GPU of this host's own.
     holders = sorted({gpu["kernel_driver"] for gpu in own_gpus(case.inventory)} - {None, "nvidia"}) if case.kernel else []
     if case.kernel:

@@ -48,7 +48,7 @@ def leave(wanted: Wanted, host: HostFacts, inventory: Inventory, ours: bool) -> 
     loaded = inventory["driver_version"]
     if ours or not loaded or not _driver_limits.answers(inventory) or not _nothing_asked(wanted) or option_problems(wanted):
         return None
-    if wanted.mode not in ("auto", "userland" if inventory["container"] else "kernel"):
+    if wanted.mode not in ("auto", "userland" if inventory["container"] else "kernel") or _driver_limits.mode_of(wanted, inventory)[1]:
         return None
     needs = _driver_sources.engine_needs(wanted.sglang_release) if wanted.sglang_release else None
     if needs is None or (_driver_sources.parse_version(loaded) or ()) >= (_driver_sources.parse_version(needs.driver) or ()):

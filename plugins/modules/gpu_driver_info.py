@@ -74,9 +74,8 @@ options:
     type: str
     default: report
   persistence:
-    description: Whether the persistence daemon runs.
+    description: Whether the persistence daemon runs. Without it, it does where there is a kernel module.
     type: bool
-    default: true
   fabric_manager:
     description: Whether the fabric manager runs. Without it, NVSwitches decide.
     type: bool
@@ -901,7 +900,7 @@ def main() -> None:
             "allow_downgrade": {"type": "bool", "default": False},
             "secure_boot": {"type": "str", "default": "stop"},
             "reboot": {"type": "str", "default": "report"},
-            "persistence": {"type": "bool", "default": True},
+            "persistence": flag,
             "fabric_manager": flag,
             "base_url": text,
             "key_url": {**text, "no_log": False},
