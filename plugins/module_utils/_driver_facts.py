@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing as t
+import urllib.parse
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_packages as pkg
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_sources as src
@@ -242,7 +243,36 @@ def option_problems(wanted: Wanted) -> list[Problem]:
         "key_without_fingerprint",
         "expected gpu_driver_key_url and gpu_driver_key_fingerprint together, found one of them; give both or none.",
     )
+    check(
+        wanted.key_fingerprint is None or re.fullmatch(r"[0-9A-F]{40}|[0-9A-F]{64}", wanted.key_fingerprint) is not None,
+        "bad_option",
+        f"expected gpu_driver_key_fingerprint to have 40 or 64 hexadecimal digits, found {wanted.key_fingerprint!r}; change it.",
+    )
+    urls = {"base_url": wanted.base_url, "key_url": wanted.key_url, "runfile": wanted.runfile if is_url(wanted.runfile or "") else None}
+    for name, url in urls.items():
+        wrong = _url_problem(f"gpu_driver_{name}", url) if url is not None else None
+        problems += [wrong] if wrong else []
     return problems + _runfile_option_problems(wanted)
+
+
+def is_url(text: str) -> bool:
+    """Whether it is no path. The role asks for the same two slashes."""
+    return "://" in text
+
+
+def _url_problem(name: str, url: str) -> Problem | None:
+    """Why a URL is not taken. It becomes a line of a file that everybody may read; no message repeats it, since it may hold a password."""
+    if not url.isprintable() or " " in url:
+        return Problem("bad_url", f"expected a URL as {name}, found blanks or control characters in it; write them as %20 and the like.")
+    if "@" in url:
+        text = f"expected {name} without a user or password, found a user or password (@) in it; put credentials into apt's auth.conf.d"
+        return Problem("bad_url", f"{text}, and write an @ that is part of a name as %40.")
+    try:
+        parts = urllib.parse.urlsplit(url)
+        good = parts.scheme == "file" or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
+    except ValueError:  # no port, or half an IPv6 address
+        good = False
+    return None if good and is_url(url) else Problem("bad_url", f"expected {name}, found no http://, https:// or file:// URL; change it.")
 
 
 def _runfile_option_problems(wanted: Wanted) -> list[Problem]:
@@ -257,10 +287,14 @@ def _runfile_option_problems(wanted: Wanted) -> list[Problem]:
         text = f"expected one source, found {', '.join(others)} and gpu_driver_runfile; leave one out."
         problems.append(Problem("two_sources", text))
     if version is None:
-        text = f"expected a file named NVIDIA-Linux-<machine>-<version>.run, found {wanted.runfile}; keep NVIDIA's name."
+        name = re.split(r"[?#]", wanted.runfile)[0].rpartition("/")[2].rpartition("@")[2]  # the rest may hold a password
+        text = f"expected a file named NVIDIA-Linux-<machine>-<version>.run, found {name!r}; keep NVIDIA's name."
         problems.append(Problem("runfile_name", text))
-    if re.match(r"[a-z]+://", wanted.runfile) and not re.fullmatch(r"[0-9a-f]{64}", wanted.runfile_sha256 or ""):
+    if wanted.runfile_sha256 is None and is_url(wanted.runfile):
         text = "expected gpu_driver_runfile_sha256 (64 hexadecimal digits) with a URL, found none; give it."
+        problems.append(Problem("runfile_checksum", text))
+    if wanted.runfile_sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", wanted.runfile_sha256):
+        text = f"expected 64 hexadecimal digits as gpu_driver_runfile_sha256, found {wanted.runfile_sha256!r}; change it."
         problems.append(Problem("runfile_checksum", text))
     asked = wanted.version or (str(wanted.branch) if wanted.branch else None)
     if version and asked and asked not in (version, version.partition(".")[0]):

@@ -173,6 +173,10 @@ def decide(wanted: Wanted, host: HostFacts, inventory: Inventory, known: Offers)
     if where is None:
         text = f"expected {src.PLATFORM_WORDS}, found {host.distribution} {host.version} on {host.machine}; leave the role off this host."
         problems.append(Problem("unknown_platform", text))
+    machine = src.runfile_machine(wanted.runfile or "")
+    if where is not None and machine not in (None, where.machine):
+        text = f"expected a .run file for {where.machine}, found one for {machine}; change gpu_driver_runfile."
+        problems.append(Problem("runfile_machine", text))
     if problems or where is None:
         return Decision(None, problems)
     case = _Case(wanted, host, inventory, known, where, mode, fit, exact)

@@ -747,6 +747,8 @@ def flat(entry: _driver_packages.AptSource) -> list[tuple[str, str, str]]:
 
 def wish(params: dict[str, t.Any]) -> Wanted:
     values = {field.name: params[field.name] for field in dataclasses.fields(Wanted) if field.name in params}
+    values["key_fingerprint"] = params["key_fingerprint"] and _driver_key.written(params["key_fingerprint"])
+    values["runfile_sha256"] = params["runfile_sha256"] and params["runfile_sha256"].strip().lower()
     releases = [release for release in params["sglang_releases"] if _driver_sources.engine_needs(release) is not None]
 
     def need(release: str) -> tuple[int, ...]:
@@ -1094,7 +1096,7 @@ def enrolment_problems(host: Host, mok: dict[str, t.Any] | None) -> list[Problem
 
 def runfile_problems(host: Host, runfile: dict[str, t.Any] | None) -> list[Problem]:
     """A .run file on the host must be there, and be the one that is meant."""
-    if runfile is None or "://" in runfile["file"]:
+    if runfile is None or _driver_facts.is_url(runfile["file"]):
         return []
     path = runfile["file"]
     if not os.path.isfile(host.root + path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import types
 
 import pytest
 from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_inventory, _gpu_system
+from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import Wanted
 from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import Reading
 from ansible_collections.firstlight.sglang.plugins.modules import gpu_driver_info
 
@@ -183,6 +185,17 @@ def test_a_runfile_that_is_not_there_is_found_before_anything_changes(recorded):
     assert codes(ask(**wanted, runfile_sha256="0" * 64)) == ["runfile_checksum"]
     (root / path[1:]).unlink()
     assert codes(ask(**wanted)) == ["runfile_not_found"]
+
+
+def test_digests_are_taken_however_they_are_written():
+    names = {field.name for field in dataclasses.fields(Wanted)} - {"sglang_release", "unknown_releases"}
+    params = {**dict.fromkeys(names), "sglang_releases": []}
+    wanted = gpu_driver_info.wish(
+        {**params, "runfile_sha256": "AB" * 32, "key_fingerprint": "0x02182e60 104F cdc2\t6EAE  1B8597A5D4CB8793F200"}
+    )
+    assert wanted.runfile_sha256 == "ab" * 32
+    assert wanted.key_fingerprint == "02182E60104FCDC26EAE1B8597A5D4CB8793F200"
+    assert gpu_driver_info.wish(params).key_fingerprint is None
 
 
 def test_what_came_of_it_is_told(recorded):
