@@ -408,6 +408,11 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
+    lacking = core.lacking(params["instances"])
+    if lacking:
+        module.fail_json(
+            msg=f"instances: expected what the lookup firstlight.sglang.instances returns, found none of {', '.join(lacking)}."
+        )
     host = Host(module)
     wanted = toolkits(params["instances"])
     problems = core.option_problems(params["source"], params["release"], params["path"]) if wanted else []

@@ -279,6 +279,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils import (
     _driver_plan,
     _driver_sources,
     _driver_state,
+    _gpu_inventory,
     _gpu_system,
 )
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import HostFacts, Offers, Problem, Wanted
@@ -927,9 +928,9 @@ def main() -> None:
     params = module.params
     if not 1 <= params["timeout_s"] <= 3600:
         module.fail_json(msg=f"timeout_s: expected 1 to 3600 seconds, found {params['timeout_s']}.")
-    missing = [key for key in ("gpus", "driver_version", "container", "device_nodes") if key not in params["inventory"]]
-    if missing:
-        module.fail_json(msg=f"inventory: expected the result of gpu_info, found none of its {', '.join(missing)}.")
+    lacking = _gpu_inventory.lacking(params["inventory"])
+    if lacking:
+        module.fail_json(msg=f"inventory: expected the result of gpu_info, found none of its {lacking}.")
     host = Host(module)
     inventory = dict(params["inventory"])
     if params["host_version_path"] != "/proc/driver/nvidia/version":

@@ -145,6 +145,21 @@ def test_a_host_without_gpu_is_a_problem_only_where_one_is_required(recorded):
     assert (codes(result), result["mode"], result["steps"]) == ([], "none", [])
 
 
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        ({"gpus": None}, "gpus"),
+        ({"gpus": [{}]}, "gpus[0].index, gpus[0].minor_number"),
+        ({"gpus": ["GPU 0"]}, "gpus[0].index"),
+        ({"virtualization": ...}, "virtualization"),
+        ({"device_majors": None}, "device_majors"),
+    ],
+)
+def test_something_else_than_the_result_of_gpu_info_is_refused_in_one_sentence(recorded, change, lost):
+    found = {key: value for key, value in {**inventory("580.95.05", False), **change}.items() if value is not ...}
+    assert ask(root=recorded(), inventory=found)["msg"].startswith(f"inventory: expected the result of gpu_info, found none of its {lost}")
+
+
 def test_rhel_gets_its_driver_with_dnf_and_no_enrolment_and_no_userland(recorded):
     root = recorded(release='ID="rocky"\nVERSION_ID="9.4"\n', uname="5.14.0-427.13.1.el9_4.x86_64")
     result = ask(root=root, inventory=inventory(None, False), sglang_releases=["0.5.23"])
