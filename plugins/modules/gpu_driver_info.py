@@ -279,6 +279,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils import (
     _driver_plan,
     _driver_sources,
     _driver_state,
+    _engine_python,
     _gpu_inventory,
     _gpu_system,
 )
@@ -360,7 +361,7 @@ def yum_repositories(host: Host) -> list[_driver_dnf.Repository]:
 
 def gather(host: Host, container: bool) -> HostFacts:
     params = host.module.params
-    release = dict(re.findall(r"^([A-Z_]+)=\"?([^\"\n]*)\"?$", host.read("/etc/os-release"), re.MULTILINE))
+    release = _engine_python.os_release(host.read("/etc/os-release"))
     query = ("dpkg-query", "-W", f"-f={_driver_packages.DPKG_FORMAT}")
     kernel = host.output("uname", "uname", "-r").strip()
     machine = host.output("machine", "uname", "-m").strip()

@@ -160,6 +160,11 @@ def test_something_else_than_the_result_of_gpu_info_is_refused_in_one_sentence(r
     assert ask(root=recorded(), inventory=found)["msg"].startswith(f"inventory: expected the result of gpu_info, found none of its {lost}")
 
 
+@pytest.mark.parametrize("release", ["ID='debian'\nVERSION_ID='13'\n", "ID=debian\nVERSION_ID=13 \n"])
+def test_a_distribution_is_known_however_its_name_is_quoted(recorded, release):
+    assert codes(ask(root=recorded(release=release), inventory=inventory("580.95.05", False), branch=580)) != ["unknown_platform"]
+
+
 def test_rhel_gets_its_driver_with_dnf_and_no_enrolment_and_no_userland(recorded):
     root = recorded(release='ID="rocky"\nVERSION_ID="9.4"\n', uname="5.14.0-427.13.1.el9_4.x86_64")
     result = ask(root=root, inventory=inventory(None, False), sglang_releases=["0.5.23"])
