@@ -155,7 +155,8 @@ class _Case:
 def decide(wanted: Wanted, host: HostFacts, inventory: Inventory, known: Offers) -> Decision:
     """The plan for a host, or every problem at once.
 
-    inventory: the result of gpu_info. known: _driver_facts.offers().
+    inventory: the result of gpu_info; its driver_version_found says what was found where another file should tell the version.
+    known: _driver_facts.offers().
     """
     problems = option_problems(wanted)
     nothing = nothing_to_drive(inventory, wanted.mode)
@@ -209,7 +210,8 @@ def _exact(wanted: Wanted, inventory: Inventory, mode: str, limits: Limits) -> t
     place = "the container's host" if inventory["container"] else "this host"
     loaded = inventory["driver_version"]
     if loaded is None:
-        text = f"expected NVIDIA's module loaded on {place}, found no /proc/driver/nvidia/version; install and load it there first."
+        found = inventory.get("driver_version_found", "no /proc/driver/nvidia/version")
+        text = f"expected NVIDIA's module loaded on {place}, found {found}; install and load it there first."
         return None, [Problem("no_module_on_host", text)]
     if wanted.version not in (None, loaded) or wanted.branch not in (None, src.branch_of(loaded)):
         text = (

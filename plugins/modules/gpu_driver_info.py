@@ -127,7 +127,8 @@ options:
     type: bool
     default: false
   lock_timeout_s:
-    description: Seconds to wait for another program that holds a lock of dpkg or apt, where packages have to change or are not in order.
+    description:
+      - Seconds to wait for another program that holds a lock of dpkg or apt, where packages have to change or are not in order; 0 or more.
     type: int
     default: 0
   root:
@@ -341,7 +342,9 @@ def kernel_next(host: Host) -> str | None:
     for link in ("/boot/vmlinuz", "/vmlinuz"):
         with contextlib.suppress(OSError):
             return os.path.basename(os.readlink(host.root + link)).partition("-")[2] or None
-    kernels = [os.path.basename(path).partition("-")[2] for path in host.glob("/boot/vmlinuz-*")]
+    names = [os.path.basename(path).partition("-")[2] for path in host.glob("/boot/vmlinuz-*")]
+    # dpkg and others keep copies beside a kernel.
+    kernels = [name for name in names if host.there(f"/lib/modules/{name}") or not re.search(r"\.(?:dpkg-\w+|old|bak)$", name)]
     return max(kernels, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], default=None)
 
 
@@ -762,14 +765,16 @@ def wish(params: dict[str, t.Any]) -> Wanted:
 
 
 def loaded_version(inventory: dict[str, t.Any], path: str) -> dict[str, t.Any]:
-    """The inventory with the version of the module as a file says it."""
+    """The inventory with the version of the module as a file says it, and what was found where it says none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             cells = _gpu_system.driver(stream.read(4096))
+        lack = "names no version of NVIDIA's module" if cells else "has no line NVRM version"
+        found = f"that {path} is there but {lack}"
     except OSError:
-        cells = {}
+        cells, found = {}, f"no {path}"
     values = {name: value if isinstance(value, str) else None for name, value in cells.items()}
-    return {**inventory, "driver_version": None, "driver_flavour": None, **values}
+    return {**inventory, "driver_version": None, "driver_flavour": None, "driver_version_found": found, **values}
 
 
 def open_as(user: str, paths: list[str]) -> dict[str, int]:
@@ -929,6 +934,9 @@ def main() -> None:
     params = module.params
     if not 1 <= params["timeout_s"] <= 3600:
         module.fail_json(msg=f"timeout_s: expected 1 to 3600 seconds, found {params['timeout_s']}.")
+    if params["lock_timeout_s"] < 0:
+        text = f"expected 0 seconds or more, found {params['lock_timeout_s']}; change gpu_driver_lock_timeout_s."
+        module.fail_json(msg=f"lock_timeout_s: {text}")
     lacking = _gpu_inventory.lacking(params["inventory"])
     if lacking:
         module.fail_json(msg=f"inventory: expected the result of gpu_info, found none of its {lacking}.")

@@ -165,6 +165,39 @@ def test_a_distribution_is_known_however_its_name_is_quoted(recorded, release):
     assert codes(ask(root=recorded(release=release), inventory=inventory("580.95.05", False), branch=580)) != ["unknown_platform"]
 
 
+def test_what_dpkg_keeps_beside_a_kernel_is_not_the_next_one(recorded):
+    kernels = ("6.12.57+deb13-amd64", "6.12.63+deb13-amd64", "6.12.73+deb13-amd64.dpkg-bak", "6.12.74+deb13-amd64.old")
+    root = recorded({f"boot/vmlinuz-{kernel}": "" for kernel in kernels})
+    host = gpu_driver_info.Host(types.SimpleNamespace(params={"root": str(root)}))
+    assert gpu_driver_info.kernel_next(host) == "6.12.63+deb13-amd64"
+    (root / "lib/modules/6.12.74+deb13-amd64.old").mkdir(parents=True)
+    assert gpu_driver_info.kernel_next(host) == "6.12.74+deb13-amd64.old", "a kernel of one's own may be called so"
+
+
+def test_a_wait_of_less_than_nothing_is_refused(recorded):
+    result = ask(root=recorded(), inventory=inventory("580.95.05"), lock_timeout_s=-1)
+    assert result["msg"] == "lock_timeout_s: expected 0 seconds or more, found -1; change gpu_driver_lock_timeout_s."
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (None, "found no {}"),
+        ("garbage\n", "found that {} is there but has no line NVRM version"),
+        ("NVRM version: garbage\n", "found that {} is there but names no version of NVIDIA's module"),
+    ],
+)
+def test_the_file_that_should_tell_the_version_is_named(recorded, text, found):
+    root = recorded()
+    path = root / "version"
+    if text is not None:
+        path.write_text(text)
+    (problem,) = ask(root=root, inventory=inventory("580.95.05"), host_version_path=str(path), version="580.95.05")["problems"]
+    assert problem["code"] == "no_module_on_host"
+    assert found.format(path) in problem["text"]
+    assert "/proc/" not in problem["text"]
+
+
 def test_rhel_gets_its_driver_with_dnf_and_no_enrolment_and_no_userland(recorded):
     root = recorded(release='ID="rocky"\nVERSION_ID="9.4"\n', uname="5.14.0-427.13.1.el9_4.x86_64")
     result = ask(root=root, inventory=inventory(None, False), sglang_releases=["0.5.23"])
