@@ -217,6 +217,19 @@ def driver_problems(releases: t.Iterable[str], driver_version: str | None, cuda_
     return problems
 
 
+def lacking(instances: t.Sequence[t.Mapping[str, t.Any]]) -> list[str]:
+    """What instances that somebody hands in lack of what the lookup returns. One of variant cpu is only passed over."""
+    lost = []
+    for number, instance in enumerate(instances):
+        parts = {name: instance.get(name) or {} for name in ("environment", "unit_environment")}
+        needed = [("environment", "variant")]
+        if parts["environment"].get("variant") == "cuda":
+            needed += [("environment", "path"), ("environment", "release"), ("unit_environment", "CUDA_HOME")]
+            lost += [f"instances[{number}].{name}" for name in ("name", "user", "current") if not isinstance(instance.get(name), str)]
+        lost += [f"instances[{number}].{part}.{name}" for part, name in needed if not isinstance(parts[part].get(name), str)]
+    return lost
+
+
 def option_problems(source: str, asked: str | None, path: str | None) -> list[str]:
     """What is wrong with the options in themselves. asked: cuda_toolkit_release; path: cuda_toolkit_path."""
     problems = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing as t
+import urllib.parse
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_packages as pkg
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_sources as src
@@ -29,8 +30,10 @@ class Wanted:
     mode: auto, kernel or userland. source: auto, distribution, nvidia or runfile. branch or version, not both. flavour: auto, open or
     proprietary. sglang_release: its needs are the least that is taken; None asks for nothing. upgrade: the newest of the branch, also where
     an older one is installed and good enough. secure_boot: stop, or mok (prepare the enrolment of the key that DKMS signs with).
-    reboot: never, if_required or report. fabric_manager: None where NVSwitches decide. base_url: a mirror of NVIDIA's repositories;
-    key_url and key_fingerprint where it signs with a key of its own. runfile: path or URL of a .run file.
+    reboot: never, if_required or report. persistence: None is true where there is a module. fabric_manager: None where NVSwitches
+    decide. power_limit_w, clocks_mhz: of each GPU. base_url: a mirror of NVIDIA's repositories;
+    key_url and key_fingerprint where it signs with a key of its own. runfile: path or URL of a .run file. unknown_releases: of SGLang, that
+    were asked for too and whose needs are not known.
     """
 
     required: bool = True
@@ -44,13 +47,32 @@ class Wanted:
     allow_downgrade: bool = False
     secure_boot: str = "stop"
     reboot: str = "report"
-    persistence: bool = True
+    persistence: bool | None = None
     fabric_manager: bool | None = None
     base_url: str | None = None
     key_url: str | None = None
     key_fingerprint: str | None = None
     runfile: str | None = None
     runfile_sha256: str | None = None
+    unknown_releases: t.Sequence[str] = ()
+    power_limit_w: int | None = None
+    clocks_mhz: t.Sequence[int] | None = None
+
+    def of_module(self) -> list[str]:
+        """Variables that were set and that only a host with a kernel module of its own has a use for."""
+        asked = {
+            "flavour": self.flavour != "auto",
+            "fabric_manager": self.fabric_manager is True,
+            "persistence": self.persistence is True,
+            "secure_boot": self.secure_boot == "mok",
+            "power_limit_w": self.power_limit_w is not None,
+            "clocks_mhz": self.clocks_mhz is not None,
+        }
+        return [f"gpu_driver_{name}" for name, given in asked.items() if given]
+
+    def of_mirror(self) -> list[str]:
+        """Variables that were set and that only source nvidia has a use for."""
+        return [f"gpu_driver_{name}" for name in ("base_url", "key_url", "key_fingerprint") if getattr(self, name) is not None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,32 +213,66 @@ def option_problems(wanted: Wanted) -> list[Problem]:
         "bad_version",
         f"expected a version such as 580.95.05 (without a package's revision), found {wanted.version!r}; change gpu_driver_version.",
     )
+    releases = [
+        release for release in (wanted.sglang_release, *wanted.unknown_releases) if release is not None and not src.engine_needs(release)
+    ]
     check(
-        wanted.sglang_release is None or src.engine_needs(wanted.sglang_release) is not None,
+        not releases,
         "bad_release",
-        f"expected a SGLang release whose needs are known (0.5.9 or later), found {wanted.sglang_release!r}; change it.",
+        f"expected SGLang releases whose needs are known (0.5.9 or later), found {', '.join(map(repr, releases))}; change "
+        "gpu_driver_sglang_releases.",
     )
     check(
-        wanted.mode != "userland" or wanted.flavour == "auto",
-        "flavour_in_userland_mode",
-        f"expected no flavour in userland mode, which installs no kernel module, found {wanted.flavour!r}; leave gpu_driver_flavour out.",
+        wanted.mode != "userland" or not wanted.of_module(),
+        "kernel_options_in_userland_mode",
+        "expected no options of a kernel module in userland mode, which installs none, found "
+        f"{', '.join(wanted.of_module())}; leave them out.",
     )
     check(
-        wanted.mode != "userland" or wanted.fabric_manager is not True,
-        "fabric_manager_in_userland_mode",
-        "expected no fabric manager in userland mode, found gpu_driver_fabric_manager: true; it runs on the host, leave it out.",
-    )
-    check(
-        wanted.base_url is None or wanted.source in ("auto", "nvidia"),
+        not wanted.of_mirror() or wanted.source in ("auto", "nvidia"),
         "url_of_other_source",
-        f"expected gpu_driver_base_url with source nvidia only, found source {wanted.source}; leave one out.",
+        f"expected {', '.join(wanted.of_mirror())} with source nvidia only, found source {wanted.source}; leave one out.",
+    )
+    check(
+        wanted.runfile_sha256 is None or wanted.runfile is not None,
+        "checksum_without_runfile",
+        "expected gpu_driver_runfile with gpu_driver_runfile_sha256, found the latter alone; give both or none.",
     )
     check(
         (wanted.key_url is None) == (wanted.key_fingerprint is None),
         "key_without_fingerprint",
         "expected gpu_driver_key_url and gpu_driver_key_fingerprint together, found one of them; give both or none.",
     )
+    check(
+        wanted.key_fingerprint is None or re.fullmatch(r"[0-9A-F]{40}|[0-9A-F]{64}", wanted.key_fingerprint) is not None,
+        "bad_option",
+        f"expected gpu_driver_key_fingerprint to have 40 or 64 hexadecimal digits, found {wanted.key_fingerprint!r}; change it.",
+    )
+    urls = {"base_url": wanted.base_url, "key_url": wanted.key_url, "runfile": wanted.runfile if is_url(wanted.runfile or "") else None}
+    for name, url in urls.items():
+        wrong = _url_problem(f"gpu_driver_{name}", url) if url is not None else None
+        problems += [wrong] if wrong else []
     return problems + _runfile_option_problems(wanted)
+
+
+def is_url(text: str) -> bool:
+    """Whether it is no path. The role asks for the same two slashes."""
+    return "://" in text
+
+
+def _url_problem(name: str, url: str) -> Problem | None:
+    """Why a URL is not taken. It becomes a line of a file that everybody may read; no message repeats it, since it may hold a password."""
+    if not url.isprintable() or " " in url:
+        return Problem("bad_url", f"expected a URL as {name}, found blanks or control characters in it; write them as %20 and the like.")
+    if "@" in url:
+        text = f"expected {name} without a user or password, found a user or password (@) in it; put credentials into apt's auth.conf.d"
+        return Problem("bad_url", f"{text}, and write an @ that is part of a name as %40.")
+    try:
+        parts = urllib.parse.urlsplit(url)
+        good = parts.scheme == "file" or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
+    except ValueError:  # no port, or half an IPv6 address
+        good = False
+    return None if good and is_url(url) else Problem("bad_url", f"expected {name}, found no http://, https:// or file:// URL; change it.")
 
 
 def _runfile_option_problems(wanted: Wanted) -> list[Problem]:
@@ -225,15 +281,20 @@ def _runfile_option_problems(wanted: Wanted) -> list[Problem]:
         return [Problem("runfile_missing", text)] if wanted.source == "runfile" else []
     problems = []
     version = src.runfile_version(wanted.runfile)
-    if wanted.source not in ("auto", "runfile") or wanted.base_url:
-        other = f"source {wanted.source}" if wanted.source not in ("auto", "runfile") else f"gpu_driver_base_url {wanted.base_url}"
-        text = f"expected one source, found {other} and gpu_driver_runfile {wanted.runfile}; leave one out."
+    others = [f"source {wanted.source}"] if wanted.source in ("distribution", "nvidia") else []
+    others += wanted.of_mirror() if wanted.source == "auto" else []
+    if others:
+        text = f"expected one source, found {', '.join(others)} and gpu_driver_runfile; leave one out."
         problems.append(Problem("two_sources", text))
     if version is None:
-        text = f"expected a file named NVIDIA-Linux-<machine>-<version>.run, found {wanted.runfile}; keep NVIDIA's name."
+        name = re.split(r"[?#]", wanted.runfile)[0].rpartition("/")[2].rpartition("@")[2]  # the rest may hold a password
+        text = f"expected a file named NVIDIA-Linux-<machine>-<version>.run, found {name!r}; keep NVIDIA's name."
         problems.append(Problem("runfile_name", text))
-    if re.match(r"[a-z]+://", wanted.runfile) and not re.fullmatch(r"[0-9a-f]{64}", wanted.runfile_sha256 or ""):
+    if wanted.runfile_sha256 is None and is_url(wanted.runfile):
         text = "expected gpu_driver_runfile_sha256 (64 hexadecimal digits) with a URL, found none; give it."
+        problems.append(Problem("runfile_checksum", text))
+    if wanted.runfile_sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", wanted.runfile_sha256):
+        text = f"expected 64 hexadecimal digits as gpu_driver_runfile_sha256, found {wanted.runfile_sha256!r}; change it."
         problems.append(Problem("runfile_checksum", text))
     asked = wanted.version or (str(wanted.branch) if wanted.branch else None)
     if version and asked and asked not in (version, version.partition(".")[0]):

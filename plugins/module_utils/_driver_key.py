@@ -18,6 +18,11 @@ import typing as t
 _PUBLIC_KEY = 6  # the tag of a primary key; a subkey is 14
 
 
+def written(text: str) -> str:
+    """A fingerprint as it is compared: gpg prints it in groups, others begin it with 0x or use small letters."""
+    return re.sub(r"^0X", "", re.sub(r"\s", "", text).upper())
+
+
 def fingerprints(armored: str) -> list[str]:
     """Fingerprints of all primary keys in a text, upper case, in order. Empty when it holds none, or cannot be read."""
     found: list[str] = []

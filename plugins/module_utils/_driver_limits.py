@@ -57,8 +57,9 @@ def mode_of(wanted: Wanted, inventory: Inventory) -> tuple[str, list[Problem]]:
         )
         return "kernel", [Problem("kernel_mode_in_container", text)]
     mode = ("userland" if container else "kernel") if wanted.mode not in ("kernel", "userland") else wanted.mode
-    if mode == "userland" and wanted.mode == "auto" and (wanted.flavour != "auto" or wanted.fabric_manager):
-        text = "expected no flavour and no fabric manager in a container, which has no kernel module, found them asked for; leave them out."
+    if mode == "userland" and wanted.mode == "auto" and wanted.of_module():
+        asked = ", ".join(wanted.of_module())
+        text = f"expected no options of a kernel module in a container, which has none of its own, found {asked}; leave them out."
         return mode, [Problem("kernel_options_in_container", text)]
     return mode, []
 

@@ -155,7 +155,8 @@ class _Case:
 def decide(wanted: Wanted, host: HostFacts, inventory: Inventory, known: Offers) -> Decision:
     """The plan for a host, or every problem at once.
 
-    inventory: the result of gpu_info. known: _driver_facts.offers().
+    inventory: the result of gpu_info; its driver_version_found says what was found where another file should tell the version.
+    known: _driver_facts.offers().
     """
     problems = option_problems(wanted)
     nothing = nothing_to_drive(inventory, wanted.mode)
@@ -173,6 +174,10 @@ def decide(wanted: Wanted, host: HostFacts, inventory: Inventory, known: Offers)
     if where is None:
         text = f"expected {src.PLATFORM_WORDS}, found {host.distribution} {host.version} on {host.machine}; leave the role off this host."
         problems.append(Problem("unknown_platform", text))
+    machine = src.runfile_machine(wanted.runfile or "")
+    if where is not None and machine not in (None, where.machine):
+        text = f"expected a .run file for {where.machine}, found one for {machine}; change gpu_driver_runfile."
+        problems.append(Problem("runfile_machine", text))
     if problems or where is None:
         return Decision(None, problems)
     case = _Case(wanted, host, inventory, known, where, mode, fit, exact)
@@ -205,7 +210,8 @@ def _exact(wanted: Wanted, inventory: Inventory, mode: str, limits: Limits) -> t
     place = "the container's host" if inventory["container"] else "this host"
     loaded = inventory["driver_version"]
     if loaded is None:
-        text = f"expected NVIDIA's module loaded on {place}, found no /proc/driver/nvidia/version; install and load it there first."
+        found = inventory.get("driver_version_found", "no /proc/driver/nvidia/version")
+        text = f"expected NVIDIA's module loaded on {place}, found {found}; install and load it there first."
         return None, [Problem("no_module_on_host", text)]
     if wanted.version not in (None, loaded) or wanted.branch not in (None, src.branch_of(loaded)):
         text = (
@@ -648,7 +654,7 @@ def _transaction(case: _Case, choice: _Candidate, names: src.Names, manager: t.M
     """All of the set in one go: what is missing comes, what has another version changes with it, and what the source does not have in
     this version goes, as do modules of another flavour (cases C02, C10). A container has no module at all."""
     wanted = [*case.required(names, choice.modules)]
-    wanted += names.persistence if case.kernel and case.wanted.persistence else ()
+    wanted += names.persistence if case.kernel and case.wanted.persistence is not False else ()
     wanted += [manager["package"]] if manager else []
     modules = _modules(case, choice) - set(wanted)
     full: dict[str, str] = {}
@@ -824,7 +830,7 @@ def _finish(case: _Case, plan: dict[str, t.Any]) -> Decision:
     plan["manager"] = "dnf" if case.dnf else "apt"
     plan["left_alone"] = guests_of(case.inventory)
     plan["kernels"] = case.host.kernels() if plan["modules"] else []
-    plan["persistence"] = case.kernel and case.wanted.persistence
+    plan["persistence"] = case.kernel and case.wanted.persistence is not False
     # Other drivers that have a GPU of this host's own.
     holders = sorted({gpu["kernel_driver"] for gpu in own_gpus(case.inventory)} - {None, "nvidia"}) if case.kernel else []
     if case.kernel:

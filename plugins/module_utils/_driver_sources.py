@@ -354,6 +354,12 @@ def runfile_version(name: str) -> str | None:
     return match[1] if match else None
 
 
+def runfile_machine(name: str) -> str | None:
+    """The machine in the name of a .run file: x86_64 or aarch64."""
+    match = re.search(r"NVIDIA-Linux-(x86_64|aarch64)-", name)
+    return match[1] if match else None
+
+
 def runfile_arguments(mode: str, flavour: str | None, version: str) -> list[str]:
     """Arguments for NVIDIA's installer (option_table.h of NVIDIA/nvidia-installer; --no-kernel-modules and --kernel-module-type are
     newer than that copy: public installations with 580 and 595 use them)."""

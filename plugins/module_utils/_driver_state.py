@@ -48,7 +48,7 @@ def leave(wanted: Wanted, host: HostFacts, inventory: Inventory, ours: bool) -> 
     loaded = inventory["driver_version"]
     if ours or not loaded or not _driver_limits.answers(inventory) or not _nothing_asked(wanted) or option_problems(wanted):
         return None
-    if wanted.mode not in ("auto", "userland" if inventory["container"] else "kernel"):
+    if wanted.mode not in ("auto", "userland" if inventory["container"] else "kernel") or _driver_limits.mode_of(wanted, inventory)[1]:
         return None
     needs = _driver_sources.engine_needs(wanted.sglang_release) if wanted.sglang_release else None
     if needs is None or (_driver_sources.parse_version(loaded) or ()) >= (_driver_sources.parse_version(needs.driver) or ()):
@@ -235,7 +235,10 @@ def answer_problems(inventory: Inventory) -> list[Problem]:
 def power_problems(inventory: Inventory, limit_w: int | None, clocks_mhz: t.Sequence[int] | None) -> list[Problem]:
     """Whether every GPU of this host takes a limit of power (W) and locked clocks (lowest and highest, MHz). Case A23."""
     problems = []
-    for gpu in inventory["gpus"] if limit_w is not None else []:
+    if limit_w is not None and limit_w <= 0:  # no driver needs to answer for that
+        text = f"expected a power limit of more than 0 W, found {limit_w}; change gpu_driver_power_limit_w, or leave it out."
+        problems.append(Problem("power_limit", text))
+    for gpu in inventory["gpus"] if limit_w is not None and limit_w > 0 else []:
         low, high = gpu["power_limit_min_w"], gpu["power_limit_max_w"]
         if gpu["health"] == "passed_through" or low is None or high is None:
             continue

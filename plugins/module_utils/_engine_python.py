@@ -70,6 +70,12 @@ def release_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 
+def os_release(text: str) -> dict[str, str]:
+    """/etc/os-release as a shell reads it: values in double quotes, in single ones, or in none (os-release(5))."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {key.strip(): value.strip().strip("\"'") for key, _equals, value in pairs}
+
+
 def platform_key(os_release: t.Mapping[str, str]) -> tuple[str, str]:
     """The platform as this collection's tables name it: ("debian", "13"), ("ubuntu", "22.04"), ("rhel", "9")."""
     identity, version = os_release.get("ID", ""), os_release.get("VERSION_ID", "")

@@ -357,6 +357,22 @@ def _fabric(gpus: t.Sequence[t.Mapping[str, t.Any]]) -> str | None:
     return "not_supported" if gpus and all(gpu["reasons"].get("fabric_state") == NOT_SUPPORTED for gpu in gpus) else None
 
 
+def lacking(
+    inventory: t.Mapping[str, t.Any],
+    host_fields: t.Iterable[str] = (*HOST_FIELDS, *HOST_LISTS, "fabric_state"),
+    gpu_fields: t.Iterable[str] = GPU_FIELDS,
+) -> str:
+    """What a result of gpu_info that somebody hands in lacks, in words; empty when nothing."""
+    lost = [field for field in host_fields if field not in inventory]
+    lost += [field for field, kind in HOST_LISTS.items() if field in inventory and not isinstance(inventory[field], type(kind()))]
+    gpus = inventory.get("gpus")
+    lost += [] if isinstance(gpus, list) else ["gpus"]
+    for number, gpu in enumerate(gpus if isinstance(gpus, list) else []):
+        there = gpu if isinstance(gpu, dict) else {}
+        lost += [f"gpus[{number}].{field}" for field in gpu_fields if field not in there]
+    return ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+
+
 def unite(readings: t.Sequence[Reading]) -> dict[str, t.Any]:
     """Unite readings, best first, to the result without topology, gpu_groups and problems (docs/design.md).
 

@@ -80,6 +80,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.sglang.plugins.module_utils import _cuda_context as core
+from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_inventory
 
 
 def try_cuda(library: str, pipe: int) -> None:
@@ -170,8 +171,9 @@ def main() -> None:
     inventory, user, timeout_s = module.params["inventory"], module.params["user"], module.params["timeout_s"]
     if not 1 <= timeout_s <= 3600:
         module.fail_json(msg=f"timeout_s: expected 1 to 3600 seconds, found {timeout_s}.")
-    if "gpus" not in inventory:
-        module.fail_json(msg="inventory: expected the result of gpu_info, found none of its gpus.")
+    lacking = _gpu_inventory.lacking(inventory, (), ("index", "health", "mig_enabled"))
+    if lacking:
+        module.fail_json(msg=f"inventory: expected the result of gpu_info, found none of its {lacking}.")
     why_not = core.not_tried(inventory)
     if why_not:
         module.exit_json(changed=False, tried=False, problems=[], notes=[why_not], gpus={})

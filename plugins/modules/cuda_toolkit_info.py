@@ -295,18 +295,13 @@ def offers(module: AnsibleModule, manager: str, names: list[str]) -> dict[str, l
     return {}
 
 
-def os_release() -> dict[str, str]:
-    pairs = (line.partition("=") for line in read("/etc/os-release").splitlines() if "=" in line)
-    return {key.strip(): value.strip().strip("\"'") for key, _equals, value in pairs}
-
-
 class Host:
     """What all toolkits of a host share."""
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.params = module.params
-        self.platform = _engine_python.platform_key(os_release())
+        self.platform = _engine_python.platform_key(_engine_python.os_release(read("/etc/os-release")))
         self.manager = _engine_python.package_manager(self.platform)
 
     def choose(self, toolkit: Toolkit) -> core.Choice:
@@ -408,6 +403,11 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
+    lacking = core.lacking(params["instances"])
+    if lacking:
+        module.fail_json(
+            msg=f"instances: expected what the lookup firstlight.sglang.instances returns, found none of {', '.join(lacking)}."
+        )
     host = Host(module)
     wanted = toolkits(params["instances"])
     problems = core.option_problems(params["source"], params["release"], params["path"]) if wanted else []

@@ -205,11 +205,6 @@ def read(path: str) -> str:
         return ""
 
 
-def os_release() -> dict[str, str]:
-    pairs = (line.partition("=") for line in read("/etc/os-release").splitlines() if "=" in line)
-    return {key.strip(): value.strip().strip("\"'") for key, _equals, value in pairs}
-
-
 def output(module: AnsibleModule, command: list[str]) -> str:
     """What a command prints, empty when it is not there."""
     executable = module.get_bin_path(command[0])
@@ -321,7 +316,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    release = os_release()
+    release = core.os_release(read("/etc/os-release"))
     key = core.platform_key(release)
     manager = core.package_manager(key)
     library, glibc = platform.libc_ver()

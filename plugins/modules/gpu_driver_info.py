@@ -74,9 +74,8 @@ options:
     type: str
     default: report
   persistence:
-    description: Whether the persistence daemon runs.
+    description: Whether the persistence daemon runs. Without it, it does where there is a kernel module.
     type: bool
-    default: true
   fabric_manager:
     description: Whether the fabric manager runs. Without it, NVSwitches decide.
     type: bool
@@ -128,7 +127,8 @@ options:
     type: bool
     default: false
   lock_timeout_s:
-    description: Seconds to wait for another program that holds a lock of dpkg or apt, where packages have to change or are not in order.
+    description:
+      - Seconds to wait for another program that holds a lock of dpkg or apt, where packages have to change or are not in order; 0 or more.
     type: int
     default: 0
   root:
@@ -280,6 +280,8 @@ from ansible_collections.firstlight.sglang.plugins.module_utils import (
     _driver_plan,
     _driver_sources,
     _driver_state,
+    _engine_python,
+    _gpu_inventory,
     _gpu_system,
 )
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import HostFacts, Offers, Problem, Wanted
@@ -340,7 +342,9 @@ def kernel_next(host: Host) -> str | None:
     for link in ("/boot/vmlinuz", "/vmlinuz"):
         with contextlib.suppress(OSError):
             return os.path.basename(os.readlink(host.root + link)).partition("-")[2] or None
-    kernels = [os.path.basename(path).partition("-")[2] for path in host.glob("/boot/vmlinuz-*")]
+    names = [os.path.basename(path).partition("-")[2] for path in host.glob("/boot/vmlinuz-*")]
+    # dpkg and others keep copies beside a kernel.
+    kernels = [name for name in names if host.there(f"/lib/modules/{name}") or not re.search(r"\.(?:dpkg-\w+|old|bak)$", name)]
     return max(kernels, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], default=None)
 
 
@@ -360,7 +364,7 @@ def yum_repositories(host: Host) -> list[_driver_dnf.Repository]:
 
 def gather(host: Host, container: bool) -> HostFacts:
     params = host.module.params
-    release = dict(re.findall(r"^([A-Z_]+)=\"?([^\"\n]*)\"?$", host.read("/etc/os-release"), re.MULTILINE))
+    release = _engine_python.os_release(host.read("/etc/os-release"))
     query = ("dpkg-query", "-W", f"-f={_driver_packages.DPKG_FORMAT}")
     kernel = host.output("uname", "uname", "-r").strip()
     machine = host.output("machine", "uname", "-m").strip()
@@ -748,6 +752,8 @@ def flat(entry: _driver_packages.AptSource) -> list[tuple[str, str, str]]:
 
 def wish(params: dict[str, t.Any]) -> Wanted:
     values = {field.name: params[field.name] for field in dataclasses.fields(Wanted) if field.name in params}
+    values["key_fingerprint"] = params["key_fingerprint"] and _driver_key.written(params["key_fingerprint"])
+    values["runfile_sha256"] = params["runfile_sha256"] and params["runfile_sha256"].strip().lower()
     releases = [release for release in params["sglang_releases"] if _driver_sources.engine_needs(release) is not None]
 
     def need(release: str) -> tuple[int, ...]:
@@ -755,18 +761,20 @@ def wish(params: dict[str, t.Any]) -> Wanted:
         return _driver_sources.parse_version(needs.driver) or () if needs else ()
 
     unknown = [release for release in params["sglang_releases"] if release not in releases]
-    return Wanted(**values, sglang_release=unknown[0] if unknown else max(releases, key=need, default=None))
+    return Wanted(**values, sglang_release=max(releases, key=need, default=None), unknown_releases=unknown)
 
 
 def loaded_version(inventory: dict[str, t.Any], path: str) -> dict[str, t.Any]:
-    """The inventory with the version of the module as a file says it."""
+    """The inventory with the version of the module as a file says it, and what was found where it says none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             cells = _gpu_system.driver(stream.read(4096))
+        lack = "names no version of NVIDIA's module" if cells else "has no line NVRM version"
+        found = f"that {path} is there but {lack}"
     except OSError:
-        cells = {}
+        cells, found = {}, f"no {path}"
     values = {name: value if isinstance(value, str) else None for name, value in cells.items()}
-    return {**inventory, "driver_version": None, "driver_flavour": None, **values}
+    return {**inventory, "driver_version": None, "driver_flavour": None, "driver_version_found": found, **values}
 
 
 def open_as(user: str, paths: list[str]) -> dict[str, int]:
@@ -901,7 +909,7 @@ def main() -> None:
             "allow_downgrade": {"type": "bool", "default": False},
             "secure_boot": {"type": "str", "default": "stop"},
             "reboot": {"type": "str", "default": "report"},
-            "persistence": {"type": "bool", "default": True},
+            "persistence": flag,
             "fabric_manager": flag,
             "base_url": text,
             "key_url": {**text, "no_log": False},
@@ -926,9 +934,12 @@ def main() -> None:
     params = module.params
     if not 1 <= params["timeout_s"] <= 3600:
         module.fail_json(msg=f"timeout_s: expected 1 to 3600 seconds, found {params['timeout_s']}.")
-    missing = [key for key in ("gpus", "driver_version", "container", "device_nodes") if key not in params["inventory"]]
-    if missing:
-        module.fail_json(msg=f"inventory: expected the result of gpu_info, found none of its {', '.join(missing)}.")
+    if params["lock_timeout_s"] < 0:
+        text = f"expected 0 seconds or more, found {params['lock_timeout_s']}; change gpu_driver_lock_timeout_s."
+        module.fail_json(msg=f"lock_timeout_s: {text}")
+    lacking = _gpu_inventory.lacking(params["inventory"])
+    if lacking:
+        module.fail_json(msg=f"inventory: expected the result of gpu_info, found none of its {lacking}.")
     host = Host(module)
     inventory = dict(params["inventory"])
     if params["host_version_path"] != "/proc/driver/nvidia/version":
@@ -1053,9 +1064,12 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
         decision = _driver_state.idle(decider.run(), wanted, inventory, ours)
     problems = [decider.with_refusals(problem) for problem in decision.problems]
     plan = decision.plan or {}
+    problems += _driver_state.power_problems(inventory, params["power_limit_w"], params["clocks_mhz"])
+    # With a plan only one that is run: a driver that is there already needs no file.
+    asked = {"file": wanted.runfile, "sha256": wanted.runfile_sha256} if wanted.runfile else None
+    problems += runfile_problems(host, plan["runfile"] if plan else asked)
     if plan:
-        problems += _driver_state.power_problems(inventory, params["power_limit_w"], params["clocks_mhz"])
-        problems += not_yet(decider, plan) + runfile_problems(host, plan["runfile"]) + enrolment_problems(host, plan["mok"])
+        problems += not_yet(decider, plan) + enrolment_problems(host, plan["mok"])
         problems += user_problems(params["device_user"]) if plan["mode"] != "none" else []
         problems += simulated(decider, facts, wanted, plan) if not problems else []
     result["asked"] = list(decider.known.asked)
@@ -1092,7 +1106,7 @@ def enrolment_problems(host: Host, mok: dict[str, t.Any] | None) -> list[Problem
 
 def runfile_problems(host: Host, runfile: dict[str, t.Any] | None) -> list[Problem]:
     """A .run file on the host must be there, and be the one that is meant."""
-    if runfile is None or "://" in runfile["file"]:
+    if runfile is None or _driver_facts.is_url(runfile["file"]):
         return []
     path = runfile["file"]
     if not os.path.isfile(host.root + path):

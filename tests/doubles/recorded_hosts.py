@@ -14,8 +14,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 HOSTS = ROOT / "tests/fixtures/gpu/hosts"
 
 
-def run(module: str, options: dict[str, t.Any], **environment: str) -> dict[str, t.Any]:
-    """The result of one of the collection's modules."""
+def run(module: str, options: dict[str, t.Any], *, refused: bool = False, **environment: str) -> dict[str, t.Any]:
+    """The result of one of the collection's modules. refused: it is expected to fail."""
     done = subprocess.run(
         [sys.executable, ROOT / f"plugins/modules/{module}.py"],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": options}),
@@ -24,7 +24,7 @@ def run(module: str, options: dict[str, t.Any], **environment: str) -> dict[str,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert (done.returncode != 0) == refused, done.stdout + done.stderr
     return t.cast("dict[str, t.Any]", json.loads(done.stdout))
 
 

@@ -318,7 +318,12 @@ def test_what_cannot_be_had_is_refused_on_a_blank_host(refuse, fingerprints):
         "no_branch": ["expected branch 600", f"in NVIDIA's repository: {NEWEST}, {NEXT}, 595.45.04, {PINNED}, 590.44.01;"],
         "no_version": ["expected driver 595.99.01", f"in NVIDIA's repository: {NEWEST}, {NEXT}"],
         "no_fabric_manager": ["nvidia-fabricmanager of exactly the driver's version 590.44.01 for 4 NVSwitches", f"found {NEWEST}, {NEXT}"],
-        "many": ["mend first: 4", "found 12; change gpu_driver_branch", "expected one source", "no flavour in userland mode"],
+        "many": [
+            "mend first: 5",
+            "found 12; change gpu_driver_branch",
+            "expected one source",
+            "which installs none, found gpu_driver_flavour",
+        ],
         "wrong_flavour": ["expected the open module for 00000000:01:00.0", "found gpu_driver_flavour proprietary"],
         "pascal": ["branch 580 at most (the last for the GPU) with the proprietary module", "source distribution (branch 550"],
         "too_new": ["branch 580 at most", "found branch 595 asked for"],

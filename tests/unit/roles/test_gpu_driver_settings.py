@@ -177,6 +177,12 @@ def test_a_mode_that_a_gpu_has_not_is_refused_before_anything_is_told_to_it(mach
     assert settings(machine) == []
 
 
+def test_a_limit_of_nothing_is_refused_and_not_taken_for_none(machine):
+    rc, output = play(machine, gpu_driver_power_limit_w=0)
+    assert rc == 2
+    assert "expected a power limit of more than 0 W, found 0" in output
+
+
 def test_a_change_that_is_not_kept_is_no_success(machine):
     (machine.directory / "deaf").touch()
     rc, output = play(machine, gpu_driver_ecc=True)

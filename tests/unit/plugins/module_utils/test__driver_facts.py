@@ -63,6 +63,53 @@ def test_the_next_kernel_counts_once():
     assert HostFacts("debian", "13", "x86_64", "a").kernels() == ["a"]
 
 
+FILE = "NVIDIA-Linux-x86_64-580.105.08.run"
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("https://m/repos", ""),
+        ("HTTP://[::1]:8080/repos/", ""),
+        ("file:///srv/rpm", ""),
+        ("m/repos", "no http://, https:// or file:// URL"),
+        ("ftp://m/repos", "no http://, https:// or file:// URL"),
+        ("https:///repos", "no http://, https:// or file:// URL"),
+        ("https://m:port/repos", "no http://, https:// or file:// URL"),
+        ("https://[m/repos", "no http://, https:// or file:// URL"),
+        ("https://m/a b", "blanks or control characters"),
+        ("https://m/repos\nTrusted: yes", "blanks or control characters"),
+        ("https://m/repos\u2028x", "blanks or control characters"),
+        ("https://m/repos\x7f", "blanks or control characters"),
+        ("https://user:secret@m/repos", "a user or password"),
+        ("https://user@m/repos", "a user or password"),
+        ("https://user:secret/word@m/repos", "a user or password"),
+    ],
+)
+def test_a_url_goes_into_files_and_messages_as_it_is(url, found):
+    asked = {
+        "base_url": Wanted(base_url=url),
+        "key_url": Wanted(key_url=url, key_fingerprint="A" * 40),
+        "runfile": Wanted(runfile=f"{url}/{FILE}", runfile_sha256="a" * 64) if "://" in url else None,
+    }
+    for name, wanted in asked.items():
+        told = option_problems(wanted) if wanted else []
+        assert "secret" not in repr(told)
+        if wanted and found:
+            assert any(one.code == "bad_url" and f"gpu_driver_{name}" in one.text and found in one.text for one in told), (name, told)
+        else:
+            assert told == []
+    if "user" in found:
+        assert "auth.conf.d" in option_problems(Wanted(base_url=url))[0].text
+
+
+def test_no_message_about_another_mistake_repeats_a_password():
+    for runfile in ("https://user:secret@m/driver.run", "https://user:secret@m", f"https://user:secret@m/{FILE}?x=secret"):
+        told = option_problems(Wanted(runfile=runfile, base_url="https://user:secret@m", source="nvidia", branch=590))
+        assert "bad_url" in [one.code for one in told]
+        assert "secret" not in repr(told)
+
+
 @pytest.mark.parametrize("wanted", [Wanted(), Wanted(branch=580), Wanted(version="580.95.05", mode="kernel", flavour="open")])
 def test_options_that_are_right(wanted):
     assert option_problems(wanted) == []

@@ -253,6 +253,12 @@ def test_the_mode_follows_the_host(gpus, wanted, mode, reason):
         (inventory(container=True, proc=loaded("580.95.05")), Wanted(mode="kernel"), "kernel_mode_in_container", "container (lxc)"),
         (inventory(container=True), Wanted(), "no_module_on_host", "/proc/driver/nvidia/version"),
         (inventory(container=True, proc=loaded("580.95.05")), Wanted(flavour="open"), "kernel_options_in_container", "leave them out"),
+        (
+            inventory(container=True, proc=loaded("580.95.05")),
+            Wanted(power_limit_w=9),
+            "kernel_options_in_container",
+            "gpu_driver_power_limit_w",
+        ),
     ],
 )
 def test_a_host_without_the_mode_that_is_asked_for(gpus, wanted, code, words):
@@ -993,10 +999,23 @@ def test_all_problems_at_once():
         (Wanted(source="distribution", base_url="http://m"), "url_of_other_source"),
         (Wanted(runfile="/x/driver.run"), "runfile_name"),
         (Wanted(runfile="https://m/NVIDIA-Linux-x86_64-580.105.08.run"), "runfile_checksum"),
+        (Wanted(runfile="HTTPS://m/NVIDIA-Linux-x86_64-580.105.08.run"), "runfile_checksum"),
+        (Wanted(runfile="/x/NVIDIA-Linux-x86_64-580.105.08.run", runfile_sha256="a" * 63), "runfile_checksum"),
+        (Wanted(runfile="/x/NVIDIA-Linux-aarch64-580.105.08.run"), "runfile_machine"),
         (Wanted(runfile="/x/NVIDIA-Linux-x86_64-580.105.08.run", branch=590), "runfile_version"),
+        (Wanted(key_url="http://m/key", key_fingerprint="A" * 39), "bad_option"),
+        (Wanted(key_url="http://m/key", key_fingerprint="G" * 40), "bad_option"),
         (Wanted(key_url="http://m/key"), "key_without_fingerprint"),
-        (Wanted(mode="userland", flavour="open"), "flavour_in_userland_mode"),
-        (Wanted(mode="userland", fabric_manager=True), "fabric_manager_in_userland_mode"),
+        (Wanted(source="runfile", runfile="/x/NVIDIA-Linux-x86_64-580.105.08.run", base_url="http://m"), "url_of_other_source"),
+        (Wanted(source="distribution", key_url="http://m/key", key_fingerprint="A" * 40), "url_of_other_source"),
+        (Wanted(runfile="/x/NVIDIA-Linux-x86_64-580.105.08.run", key_url="http://m/key", key_fingerprint="A" * 40), "two_sources"),
+        (Wanted(runfile_sha256="a" * 64), "checksum_without_runfile"),
+        (Wanted(mode="userland", flavour="open"), "kernel_options_in_userland_mode"),
+        (Wanted(mode="userland", fabric_manager=True), "kernel_options_in_userland_mode"),
+        (Wanted(mode="userland", persistence=True), "kernel_options_in_userland_mode"),
+        (Wanted(mode="userland", secure_boot="mok"), "kernel_options_in_userland_mode"),
+        (Wanted(mode="userland", power_limit_w=250), "kernel_options_in_userland_mode"),
+        (Wanted(mode="userland", clocks_mhz=[210, 1800]), "kernel_options_in_userland_mode"),
     ],
 )
 def test_options_that_contradict_each_other(wanted, code):

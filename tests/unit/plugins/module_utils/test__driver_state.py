@@ -243,6 +243,14 @@ def test_limits_out_of_range_are_refused(limit, clocks, codes):
     assert [problem.code for problem in _driver_state.power_problems(found, limit, clocks)] == codes
 
 
+@pytest.mark.parametrize("limit", [0, -5])
+def test_a_limit_of_nothing_is_refused_where_no_driver_answers_yet(limit):
+    found = inventory(None)
+    assert found["gpus"][0]["power_limit_min_w"] is None
+    assert [problem.code for problem in _driver_state.power_problems(found, limit, None)] == ["power_limit"]
+    assert _driver_state.power_problems(found, 250, None) == []
+
+
 def test_a_limit_that_was_not_taken_is_seen():
     found = inventory("580.95.05", power_limit_w=300.0, power_limit_settable=True, **POWER)
     found["gpus"][0].update(power_limit_w=300.0, power_limit_settable=True)

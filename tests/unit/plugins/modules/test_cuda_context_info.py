@@ -55,6 +55,14 @@ def test_a_library_that_is_not_there_and_a_gpu_that_cuda_does_not_see(library):
     assert "expected 2 GPUs in CUDA" in text
 
 
+@pytest.mark.parametrize(("gpus", "lost"), [(None, "gpus"), ([{}], "gpus[0].index, gpus[0].health, gpus[0].mig_enabled")])
+def test_something_else_than_the_result_of_gpu_info_is_refused_in_one_sentence(gpus, lost):
+    options = {"inventory": {"gpus": gpus}, "user": getpass.getuser()}
+    assert (
+        run("cuda_context_info", options, refused=True)["msg"] == f"inventory: expected the result of gpu_info, found none of its {lost}."
+    )
+
+
 def test_without_a_gpu_nothing_is_tried(library):
     result = ask(library, "cuInit=crash", inventory={"gpus": []})
     assert (result["tried"], result["problems"]) == (False, [])

@@ -12,6 +12,7 @@ import sys
 
 import pytest
 from ansible_collections.firstlight.sglang.plugins.module_utils import _cuda_toolkit as core
+from recorded_hosts import run
 
 ROOT = pathlib.Path(__file__).parents[4]
 SAMPLES = ROOT / "tests/fixtures/cuda"
@@ -91,6 +92,22 @@ class Place:
         )
         assert process.returncode == 0, process.stdout + process.stderr
         return json.loads(process.stdout)
+
+
+@pytest.mark.parametrize(
+    ("instance", "lost"),
+    [
+        ({}, "instances[0].environment.variant"),
+        ({"environment": None}, "instances[0].environment.variant"),
+        (
+            {"environment": {"variant": "cuda", "path": "/x"}, "name": "demo", "user": "sglang", "unit_environment": {}},
+            "instances[0].current, instances[0].environment.release, instances[0].unit_environment.CUDA_HOME",
+        ),
+    ],
+)
+def test_something_else_than_an_instance_is_refused_in_one_sentence(instance, lost):
+    expected = f"instances: expected what the lookup firstlight.sglang.instances returns, found none of {lost}."
+    assert run("cuda_toolkit_info", {"instances": [instance]}, refused=True)["msg"] == expected
 
 
 @pytest.fixture

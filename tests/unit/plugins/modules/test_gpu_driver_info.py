@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import types
 
 import pytest
 from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_inventory, _gpu_system
+from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import Wanted
 from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import Reading
 from ansible_collections.firstlight.sglang.plugins.modules import gpu_driver_info
 
@@ -112,6 +114,16 @@ def test_all_problems_come_at_once(recorded):
     assert {"bad_branch", "bad_version", "branch_and_version", "bad_release", "kernel_mode_in_container"} <= set(codes(result))
 
 
+def test_power_clocks_dpkg_and_a_file_that_is_not_there_are_told_with_all_else(recorded):
+    root = recorded(**{"dpkg-query": (DRIVER / "dpkg_half.txt").read_text()})
+    asked = {"branch": 99, "clocks_mhz": [1800, 210], "power_limit_w": -1, "runfile": "/srv/NVIDIA-Linux-x86_64-580.95.05.run"}
+    result = ask(root=root, inventory=inventory(None, False), sglang_releases=["0.1", "0.5.23", "newest"], **asked)
+    told = {problem["code"]: problem["text"] for problem in result["problems"]}
+    assert {"bad_branch", "broken_packages", "clocks", "power_limit", "runfile_not_found", "bad_release"} <= set(told)
+    assert "'0.1', 'newest'" in told["bad_release"]
+    assert len(result["problems"]) == len(set(codes(result))), "each of them once"
+
+
 def test_the_release_that_asks_for_the_newest_driver_counts(recorded):
     old = ask(root=recorded(), inventory=inventory("550.163.01", False), sglang_releases=["0.5.9"])
     new = ask(root=recorded(), inventory=inventory("550.163.01", False), sglang_releases=["0.5.9", "0.5.23"])
@@ -131,6 +143,59 @@ def test_a_host_without_gpu_is_a_problem_only_where_one_is_required(recorded):
     assert codes(ask(root=recorded(), inventory=found)) == ["no_gpu"]
     result = ask(root=recorded(), inventory=found, required=False)
     assert (codes(result), result["mode"], result["steps"]) == ([], "none", [])
+
+
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        ({"gpus": None}, "gpus"),
+        ({"gpus": [{}]}, "gpus[0].index, gpus[0].minor_number"),
+        ({"gpus": ["GPU 0"]}, "gpus[0].index"),
+        ({"virtualization": ...}, "virtualization"),
+        ({"device_majors": None}, "device_majors"),
+    ],
+)
+def test_something_else_than_the_result_of_gpu_info_is_refused_in_one_sentence(recorded, change, lost):
+    found = {key: value for key, value in {**inventory("580.95.05", False), **change}.items() if value is not ...}
+    assert ask(root=recorded(), inventory=found)["msg"].startswith(f"inventory: expected the result of gpu_info, found none of its {lost}")
+
+
+@pytest.mark.parametrize("release", ["ID='debian'\nVERSION_ID='13'\n", "ID=debian\nVERSION_ID=13 \n"])
+def test_a_distribution_is_known_however_its_name_is_quoted(recorded, release):
+    assert codes(ask(root=recorded(release=release), inventory=inventory("580.95.05", False), branch=580)) != ["unknown_platform"]
+
+
+def test_what_dpkg_keeps_beside_a_kernel_is_not_the_next_one(recorded):
+    kernels = ("6.12.57+deb13-amd64", "6.12.63+deb13-amd64", "6.12.73+deb13-amd64.dpkg-bak", "6.12.74+deb13-amd64.old")
+    root = recorded({f"boot/vmlinuz-{kernel}": "" for kernel in kernels})
+    host = gpu_driver_info.Host(types.SimpleNamespace(params={"root": str(root)}))
+    assert gpu_driver_info.kernel_next(host) == "6.12.63+deb13-amd64"
+    (root / "lib/modules/6.12.74+deb13-amd64.old").mkdir(parents=True)
+    assert gpu_driver_info.kernel_next(host) == "6.12.74+deb13-amd64.old", "a kernel of one's own may be called so"
+
+
+def test_a_wait_of_less_than_nothing_is_refused(recorded):
+    result = ask(root=recorded(), inventory=inventory("580.95.05"), lock_timeout_s=-1)
+    assert result["msg"] == "lock_timeout_s: expected 0 seconds or more, found -1; change gpu_driver_lock_timeout_s."
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (None, "found no {}"),
+        ("garbage\n", "found that {} is there but has no line NVRM version"),
+        ("NVRM version: garbage\n", "found that {} is there but names no version of NVIDIA's module"),
+    ],
+)
+def test_the_file_that_should_tell_the_version_is_named(recorded, text, found):
+    root = recorded()
+    path = root / "version"
+    if text is not None:
+        path.write_text(text)
+    (problem,) = ask(root=root, inventory=inventory("580.95.05"), host_version_path=str(path), version="580.95.05")["problems"]
+    assert problem["code"] == "no_module_on_host"
+    assert found.format(path) in problem["text"]
+    assert "/proc/" not in problem["text"]
 
 
 def test_rhel_gets_its_driver_with_dnf_and_no_enrolment_and_no_userland(recorded):
@@ -174,6 +239,17 @@ def test_a_runfile_that_is_not_there_is_found_before_anything_changes(recorded):
     assert codes(ask(**wanted, runfile_sha256="0" * 64)) == ["runfile_checksum"]
     (root / path[1:]).unlink()
     assert codes(ask(**wanted)) == ["runfile_not_found"]
+
+
+def test_digests_are_taken_however_they_are_written():
+    names = {field.name for field in dataclasses.fields(Wanted)} - {"sglang_release", "unknown_releases"}
+    params = {**dict.fromkeys(names), "sglang_releases": []}
+    wanted = gpu_driver_info.wish(
+        {**params, "runfile_sha256": "AB" * 32, "key_fingerprint": "0x02182e60 104F cdc2\t6EAE  1B8597A5D4CB8793F200"}
+    )
+    assert wanted.runfile_sha256 == "ab" * 32
+    assert wanted.key_fingerprint == "02182E60104FCDC26EAE1B8597A5D4CB8793F200"
+    assert gpu_driver_info.wish(params).key_fingerprint is None
 
 
 def test_what_came_of_it_is_told(recorded):
