@@ -1,4 +1,7 @@
-"""The role against the container, with other variables than the scenario's, and what is on the container before and after."""
+"""The role against the container, with other variables than the scenario's, and what is on the container before and after.
+
+Every test asks for the host, directly or through one of these: pytest would run one that does not after all the others.
+"""
 
 from __future__ import annotations
 

@@ -67,9 +67,10 @@ def test_the_units_wait_for_a_boot(host):
     assert host.check_output("systemd-analyze verify firstlight-nvidia-uvm.service 2>&1") == ""
 
 
-def test_the_reboot_is_still_asked_for_when_nothing_changes(role):
+def test_the_reboot_is_still_asked_for_when_nothing_changes(host, role):
     out = role()
     assert "changed=0" in out
+    assert not host.service("firstlight-nvidia-uvm.service").is_running
     assert "a reboot is required, since nouveau has a GPU" in out
     assert "reboot required: True, mode: kernel" in out
 
