@@ -16,7 +16,7 @@ clean_up() {
 
 log=$(mktemp)
 # shellcheck disable=SC2016
-setsid bash -euc 'for scenario; do molecule test -s "$scenario"; done' - lxc driver_decisions cuda_repo >"$log" 2>&1 &
+setsid bash -euc 'for scenario; do molecule test -s "$scenario"; done' - lxc cuda_repo >"$log" 2>&1 &
 beside=$!
 trap clean_up EXIT
 
@@ -54,6 +54,7 @@ stage "the other ansible-core" tools/other_core.sh
 if [ "$mode" = full ]; then
   FIRSTLIGHT_KEEP=1 stage "slow tests" pytest -q -m slow tests/e2e
   stage "molecule, the driver with dnf" molecule test -s dnf_repo
+  stage "molecule, what a kernel driver is refused for" molecule test -s driver_decisions
   stage "molecule, the kernel driver" molecule test -s driver
   DRIVER_SUITE=bookworm stage "molecule, the kernel driver on Debian 12" molecule test -s driver
 fi
