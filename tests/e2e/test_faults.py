@@ -69,7 +69,7 @@ def test_a_host_without_gpu_is_told_before_gigabytes_are_downloaded(site):
     play = site.play(groups=["qwen3_6_27b"])
     assert play.status == "failed"
     assert play.changed == []
-    assert "found no loaded driver" in play.message
+    assert "expected NVIDIA's module loaded on the container's host, found no /proc/driver/nvidia/version" in play.message
     assert "Qwen--Qwen3.6-27B" in play.message, "the missing model is told in the same breath"
 
 
