@@ -441,7 +441,19 @@ def wait_for_locks(host: Host) -> str:
     return lock_holder(host)
 
 
-class View:
+class Scratch:
+    """A directory of our own, in which a package manager sees other files than the host's."""
+
+    directory: str
+
+    def write(self, name: str, text: str) -> str:
+        path = os.path.join(self.directory, name)
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        return path
+
+
+class View(Scratch):
     """What apt sees: the host's own, or the host's with other sources, in a directory of its own."""
 
     def __init__(self, host: Host) -> None:
@@ -477,12 +489,6 @@ class View:
             "Acquire::https::Timeout": "20",
         }
         return [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
-
-    def write(self, name: str, text: str) -> str:
-        path = os.path.join(self.directory, name)
-        with open(path, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        return path
 
     def add(self, name: str, text: str) -> str:
         """Add a source and read its index; what went wrong, or nothing."""
@@ -533,7 +539,7 @@ class View:
         return _driver_packages.simulation(text)
 
 
-class DnfView:
+class DnfView(Scratch):
     """What dnf would see with other repositories and another stream: an installation root of its own with the host's database of packages.
     Keys and indexes go into a cache of its own; the host's is left alone."""
 
@@ -550,12 +556,6 @@ class DnfView:
             self.write(f"repos/host-{os.path.basename(path)}", host.read(path))
         for path in host.glob("/etc/dnf/modules.d/*.module"):
             self.write(f"root{path}", host.read(path))
-
-    def write(self, name: str, text: str) -> str:
-        path = os.path.join(self.directory, name)
-        with open(path, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        return path
 
     def dnf(self, *words: str) -> str:
         """What dnf prints, also when it ends badly: --assumeno always does."""
