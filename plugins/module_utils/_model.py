@@ -100,4 +100,6 @@ class Model:
     vision: t.Optional[Vision] = None
     multimodal: bool = False
     quantization: t.Optional[str] = None
+    # what the checkpoint itself says of its KV cache (fp8_e4m3), None where it says nothing
+    kv_cache_dtype: t.Optional[str] = None
     notes: t.Tuple[str, ...] = ()  # noqa: UP006
