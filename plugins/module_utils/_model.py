@@ -9,7 +9,6 @@ _model_config.py reads it out of a config.json; _model_weights.py counts its wei
 from __future__ import annotations
 
 import dataclasses
-import typing as t
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Attention:
     kv_heads: int = 0
     head_dim: int = 0
     v_head_dim: int = 0
-    window: t.Optional[int] = None
+    window: int | None = None
     latent_dim: int = 0
     index_dim: int = 0
     index_layers: int = 0
@@ -49,7 +48,7 @@ class State:
     head_dim: int
     state_dim: int
     state_dtype: str
-    groups: t.Optional[int] = None
+    groups: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,17 +88,17 @@ class Model:
     hidden_size: int
     vocab_size: int
     num_attention_heads: int
-    attentions: t.Tuple[Attention, ...]  # noqa: UP006
-    state: t.Optional[State]
-    parts: t.Tuple[Part, ...]  # noqa: UP006
+    attentions: tuple[Attention, ...]
+    state: State | None
+    parts: tuple[Part, ...]
     experts: int = 0
     draft_layers: int = 0
     # the key that says how many draft layers there are: num_nextn_predict_layers | mtp_num_hidden_layers | None
-    draft_key: t.Optional[str] = None
-    draft_attention: t.Optional[Attention] = None
-    vision: t.Optional[Vision] = None
+    draft_key: str | None = None
+    draft_attention: Attention | None = None
+    vision: Vision | None = None
     multimodal: bool = False
-    quantization: t.Optional[str] = None
+    quantization: str | None = None
     # what the checkpoint itself says of its KV cache (fp8_e4m3), None where it says nothing
-    kv_cache_dtype: t.Optional[str] = None
-    notes: t.Tuple[str, ...] = ()  # noqa: UP006
+    kv_cache_dtype: str | None = None
+    notes: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ import dataclasses
 import re
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_generations, _model
+from ansible_collections.firstlight.sglang.plugins.module_utils import _model
 
 Release = t.Tuple[int, ...]  # noqa: UP006
 Args = t.Mapping[str, t.Any]
@@ -32,7 +32,7 @@ class Card:
     """One GPU as the engine's defaults see it. memory_total_mib: what nvidia-smi prints (the smallest of the host's GPUs counts)."""
 
     memory_total_mib: int
-    compute_capability: t.Optional[str]
+    compute_capability: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,17 +68,17 @@ class Resolved:
     page_size: int
     kv_cache_dtype: str
     dsa_raw_layout: bool
-    state_dtype: t.Optional[str]
+    state_dtype: str | None
     radix_cache: bool
     overlap: bool
-    mamba_strategy: t.Optional[str]
+    mamba_strategy: str | None
     mamba_full_memory_ratio: float
-    max_mamba_cache_size: t.Optional[int]
+    max_mamba_cache_size: int | None
     replay_state: bool
     replay_length: int
-    speculation: t.Optional[Speculation]
-    max_running_requests: t.Optional[int]
-    max_total_tokens: t.Optional[int]
+    speculation: Speculation | None
+    max_running_requests: int | None
+    max_total_tokens: int | None
     hybrid_swa: bool
     swa_full_tokens_ratio: float
 
@@ -203,7 +203,7 @@ def _memory_class(release: str, card: Card, tp_size: int) -> tuple[int, int]:
     return chunk, few if tp_size < 4 else many
 
 
-def _speculation(release: str, model: _model.Model, args: Args) -> Speculation | None:
+def _speculation(model: _model.Model, args: Args) -> Speculation | None:
     algorithm = args.get("speculative_algorithm")
     if not algorithm:
         return None
@@ -267,34 +267,46 @@ def _dsa_raw_layout(card: Card, args: Args) -> bool:
     return "trtllm" in given or (not given and (card.compute_capability or "").startswith("10."))
 
 
-def _prefill_graphs(release: str, model: _model.Model, args: Args, spec: Speculation | None, backend: str) -> bool:
-    """Whether a release captures prefills (GRAPHS)."""
+def _prefill_backend(args: Args, release: str) -> bool | None:
+    """What the flags themselves say of prefill graphs; None where they leave it to the release."""
     if args.get("cuda_graph_backend_prefill"):
         return bool(args["cuda_graph_backend_prefill"] != "disabled")
-    if args.get("disable_cuda_graph") and since(release, "0.5.14"):
+    off = args.get("disable_prefill_cuda_graph") or args.get("disable_piecewise_cuda_graph")
+    if off or (args.get("disable_cuda_graph") and since(release, "0.5.14")):
         return False
-    if args.get("disable_prefill_cuda_graph") or args.get("disable_piecewise_cuda_graph"):
-        return False
-    if not since(release, "0.5.10"):
-        return bool(args.get("enable_piecewise_cuda_graph"))
-    if int(args.get("pp_size") or 1) > 1:
-        return False
-    if model.multimodal and not (model.architecture in _MULTIMODAL_PREFILL and since(release, _MULTIMODAL_PREFILL[model.architecture])):
-        return False
+    return None if since(release, "0.5.10") else bool(args.get("enable_piecewise_cuda_graph"))
+
+
+def _prefill_graphs(release: str, model: _model.Model, args: Args, spec: Speculation | None, backend: str) -> bool:
+    """Whether a release captures prefills (GRAPHS): unless something that it excludes is there."""
+    said = _prefill_backend(args, release)
+    if said is not None:
+        return said
+    dp = bool(args.get("enable_dp_attention"))
+    mla = is_mla(model)
+    allowed = _MULTIMODAL_PREFILL.get(model.architecture)
+    excluded = [
+        int(args.get("pp_size") or 1) > 1,
+        model.multimodal and not (allowed and since(release, allowed)),
+    ]
     if not since(release, "0.5.15"):
         names = next(names for first, names in reversed(tuple(_NO_PIECEWISE.items())) if since(release, first))
-        speculates = spec is not None and not since(release, "0.5.11")
-        return not (model.architecture in names or speculates or args.get("enable_dp_attention"))
-    if not since(release, "0.5.17") and (is_mla(model) or args.get("enable_dp_attention")):
-        return False
-    if not since(release, "0.5.18") and since(release, "0.5.17"):
-        if (is_mla(model) and not is_sparse(model)) or model.architecture == "NemotronHForCausalLM":
-            return False
-    if model.architecture in ("DeepseekV4ForCausalLM",) or (
-        since(release, "0.5.20") and model.state is not None and model.state.kind == "kda"
-    ):
-        return False
-    return not (model.architecture == "DeepseekV3ForCausalLM" and backend == "trtllm_mla")
+        excluded += [model.architecture in names, spec is not None and not since(release, "0.5.11"), dp]
+    else:
+        kda = model.state is not None and model.state.kind == "kda"
+        excluded += [
+            (mla or dp) and not since(release, "0.5.17"),
+            (mla and not is_sparse(model) or model.architecture == "NemotronHForCausalLM") and _series(release) == "0.5.17",
+            model.architecture == "DeepseekV4ForCausalLM",
+            kda and since(release, "0.5.20"),
+            model.architecture == "DeepseekV3ForCausalLM" and backend == "trtllm_mla",
+        ]
+    return not any(excluded)
+
+
+def _series(release: str) -> str:
+    """0.5.12.post1 -> 0.5.12"""
+    return ".".join(map(str, release_key(release)[:3]))
 
 
 def _mamba(release: str, model: _model.Model, args: Args, spec: Speculation | None, page_size: int) -> tuple[str | None, bool, bool]:
@@ -340,6 +352,50 @@ def reserve_mib(
     return mib
 
 
+def _decode_graphs(release: str, args: Args, largest: int, running: int | None) -> tuple[int, bool]:
+    """(largest decode graph, whether decodes are captured at all)."""
+    given_sizes = args.get("cuda_graph_bs_decode") or args.get("cuda_graph_bs")
+    given = args.get("cuda_graph_max_bs_decode") or args.get("cuda_graph_max_bs")
+    if given_sizes:
+        largest = max(int(size) for size in given_sizes)
+    elif given:
+        largest = int(given)
+    elif running is not None and since(release, "0.5.22"):
+        largest = min(largest, running)
+    off = args.get("disable_cuda_graph") or args.get("disable_decode_cuda_graph") or args.get("cuda_graph_backend_decode") == "disabled"
+    return largest, not off
+
+
+def _prefill_sizes(release: str, model: _model.Model, args: Args, chunk: int) -> int:
+    """How many sizes of prefill are captured where prefill graphs are on (MEMORY)."""
+    given_sizes = args.get("cuda_graph_bs_prefill") or args.get("piecewise_cuda_graph_tokens")
+    if given_sizes:
+        return len(given_sizes)
+    given = args.get("cuda_graph_max_bs_prefill") or args.get("piecewise_cuda_graph_max_tokens")
+    if given:
+        return prefill_sizes(int(given))
+    largest = chunk
+    if is_mla(model):
+        largest = min(8192, chunk) if since(release, "0.5.23") else 2048
+    if args.get("max_total_tokens") and since(release, "0.5.10"):
+        largest = min(largest, int(args["max_total_tokens"]))
+    if args.get("context_length") and since(release, "0.5.13") and not since(release, "0.5.17"):
+        largest = min(largest, int(args["context_length"]))
+    return prefill_sizes(largest)
+
+
+def _fraction(model: _model.Model, card: Card, args: Args, reserve: float) -> float:
+    if args.get("mem_fraction_static") is not None:
+        return float(args["mem_fraction_static"])
+    fraction = round((card.memory_total_mib - reserve) / card.memory_total_mib, 3)
+    lowered = model.multimodal and model.vision is not None and not args.get("language_only")
+    return fraction * vision_factor(model.vision) if lowered and model.vision is not None else fraction
+
+
+def _optional(args: Args, key: str) -> int | None:
+    return int(args[key]) if args.get(key) else None
+
+
 def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolved:
     """What a release makes of flags on a card.
 
@@ -348,80 +404,40 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
     """
     if not since(release, FIRST_RELEASE):
         raise ValueError(f"expected SGLang {FIRST_RELEASE} or later (the formulas of older ones are not known here), found {release}")
-    tp_size, pp_size, dp_size = (int(args.get(key) or 1) for key in ("tp_size", "pp_size", "dp_size"))
-    attention_dp = bool(args.get("enable_dp_attention")) or int(args.get("attn_dp_size") or 1) > 1
-    if int(args.get("attn_dp_size") or 1) > 1:
-        dp_size = int(args["attn_dp_size"])
+    tp_size, pp_size = int(args.get("tp_size") or 1), int(args.get("pp_size") or 1)
+    attn_dp = _optional(args, "attn_dp_size") or 1
+    dp_size = attn_dp if attn_dp > 1 else int(args.get("dp_size") or 1)
+    spec = _speculation(model, args)
+    running = _optional(args, "max_running_requests") or (48 if spec is not None else None)
     chunk, largest = _memory_class(release, card, tp_size)
-    given_chunk = args.get("chunked_prefill_size")
-    chunk = chunk if given_chunk is None else int(given_chunk)
-    spec = _speculation(release, model, args)
-    running = args.get("max_running_requests")
-    if running is None and spec is not None:
-        running = 48
-    given_sizes = args.get("cuda_graph_bs_decode") or args.get("cuda_graph_bs")
-    given_largest = args.get("cuda_graph_max_bs_decode") or args.get("cuda_graph_max_bs")
-    if given_sizes:
-        largest = max(int(size) for size in given_sizes)
-    elif given_largest:
-        largest = int(given_largest)
-    elif running is not None and since(release, "0.5.22"):
-        largest = min(largest, int(running))
-    no_decode = (
-        args.get("disable_cuda_graph") or args.get("disable_decode_cuda_graph") or args.get("cuda_graph_backend_decode") == "disabled"
-    )
+    chunk = chunk if args.get("chunked_prefill_size") is None else int(args["chunked_prefill_size"])
+    largest, captured = _decode_graphs(release, args, largest, running)
     backend = _attention_backend(model, card, args, spec)
     page_size = int(args.get("page_size") or 1)
     if backend in _PAGES and page_size not in (32, 64, 128):
         page_size = _PAGES[backend]
     strategy, overlap, radix = _mamba(release, model, args, spec, page_size)
-    if strategy == "no_buffer" and radix:
-        page_size = 1
-    context_length = int(args.get("context_length") or model.context_length)
-    prefill_largest = chunk
-    if is_mla(model):
-        prefill_largest = min(8192, chunk) if since(release, "0.5.23") else 2048
-    if args.get("max_total_tokens") and since(release, "0.5.10"):
-        prefill_largest = min(prefill_largest, int(args["max_total_tokens"]))
-    if args.get("context_length") and since(release, "0.5.13") and not since(release, "0.5.17"):
-        prefill_largest = min(prefill_largest, context_length)
-    given_prefill = args.get("cuda_graph_max_bs_prefill") or args.get("piecewise_cuda_graph_max_tokens")
-    if given_prefill:
-        prefill_largest = int(given_prefill)
-    sizes = prefill_sizes(prefill_largest) if _prefill_graphs(release, model, args, spec, backend) else 0
-    if sizes and (args.get("cuda_graph_bs_prefill") or args.get("piecewise_cuda_graph_tokens")):
-        sizes = len(args.get("cuda_graph_bs_prefill") or args["piecewise_cuda_graph_tokens"])
+    swa_ratio = args.get("swa_full_tokens_ratio")
     numbers = {
         "chunked_prefill_size": chunk,
         "max_prefill_tokens": int(args.get("max_prefill_tokens") or 16384),
-        "decode_max_bs": 0 if no_decode else largest,
-        "decode_max_bs_asked": largest,
-        "prefill_sizes": sizes,
+        "decode_max_bs": largest if captured else 0,
+        "prefill_sizes": _prefill_sizes(release, model, args, chunk) if _prefill_graphs(release, model, args, spec, backend) else 0,
         "tp_size": tp_size,
         "pp_size": pp_size,
         "dp_size": dp_size,
     }
-    reserve = reserve_mib(release, model, numbers, card, args, spec)
-    fraction = args.get("mem_fraction_static")
-    chosen = fraction is None
-    if fraction is None:
-        fraction = round((card.memory_total_mib - reserve) / card.memory_total_mib, 3)
-        if model.multimodal and model.vision is not None and not args.get("language_only"):
-            fraction *= vision_factor(model.vision)
-    swa_ratio = args.get("swa_full_tokens_ratio")
-    if swa_ratio is None:
-        swa_ratio = 0.1 if model.architecture == "DeepseekV4ForCausalLM" else 0.8
-    del numbers["decode_max_bs_asked"]
+    reserve = reserve_mib(release, model, {**numbers, "decode_max_bs_asked": largest}, card, args, spec)
     return Resolved(
         release=release,
         ep_size=int(args.get("ep_size") or 1),
-        attention_dp=attention_dp,
-        context_length=context_length,
-        mem_fraction_static=float(fraction),
-        mem_fraction_chosen=chosen,
+        attention_dp=bool(args.get("enable_dp_attention")) or attn_dp > 1,
+        context_length=int(args.get("context_length") or model.context_length),
+        mem_fraction_static=_fraction(model, card, args, reserve),
+        mem_fraction_chosen=args.get("mem_fraction_static") is None,
         reserve_mib=reserve,
         attention_backend=backend,
-        page_size=page_size,
+        page_size=1 if strategy == "no_buffer" and radix else page_size,
         kv_cache_dtype=_kv_cache_dtype(model, card, args),
         dsa_raw_layout=_dsa_raw_layout(card, args),
         state_dtype=str(args.get("mamba_ssm_dtype") or model.state.state_dtype) if model.state else None,
@@ -429,14 +445,14 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
         overlap=overlap,
         mamba_strategy=strategy,
         mamba_full_memory_ratio=float(args.get("mamba_full_memory_ratio") or 0.9),
-        max_mamba_cache_size=int(args["max_mamba_cache_size"]) if args.get("max_mamba_cache_size") else None,
+        max_mamba_cache_size=_optional(args, "max_mamba_cache_size"),
         replay_state=bool(args.get("enable_linear_replayssm_spec") or args.get("enable_gdn_replayssm_spec")),
         replay_length=int(args.get("linear_replayssm_cache_len") or 16),
         speculation=spec,
-        max_running_requests=None if running is None else int(running),
-        max_total_tokens=int(args["max_total_tokens"]) if args.get("max_total_tokens") else None,
+        max_running_requests=running,
+        max_total_tokens=_optional(args, "max_total_tokens"),
         hybrid_swa=_hybrid_swa(release, model, args),
-        swa_full_tokens_ratio=float(swa_ratio),
+        swa_full_tokens_ratio=float(swa_ratio if swa_ratio is not None else 0.1 if model.architecture == "DeepseekV4ForCausalLM" else 0.8),
         **numbers,
     )
 
@@ -445,8 +461,3 @@ def _hybrid_swa(release: str, model: _model.Model, args: Args) -> bool:
     first = _HYBRID_SWA.get(model.architecture)
     has = any(attention.kind == "sliding" for attention in model.attentions)
     return has and first is not None and since(release, first) and not args.get("disable_hybrid_swa_memory")
-
-
-def generation_of(card: Card) -> _gpu_generations.Generation | None:
-    """The card's generation, where its compute capability is known."""
-    return _gpu_generations.BY_COMPUTE_CAPABILITY.get(card.compute_capability or "")

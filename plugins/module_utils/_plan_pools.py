@@ -59,7 +59,7 @@ class Pools:
     max_running_requests: int
     bytes_per_token: float
     state_bytes_per_slot: int
-    problem: t.Optional[t.Tuple[str, str]] = None  # noqa: UP006
+    problem: tuple[str, str] | None = None
 
 
 def _heads(kv_heads: int, attention_tp: int) -> int:
