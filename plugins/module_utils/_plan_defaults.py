@@ -66,6 +66,7 @@ class Resolved:
     reserve_mib: float
     attention_backend: str
     page_size: int
+    quantization: str | None
     kv_cache_dtype: str
     dsa_raw_layout: bool
     state_dtype: str | None
@@ -296,7 +297,7 @@ def _prefill_graphs(release: str, model: _model.Model, args: Args, spec: Specula
         kda = model.state is not None and model.state.kind == "kda"
         excluded += [
             (mla or dp) and not since(release, "0.5.17"),
-            (mla and not is_sparse(model) or model.architecture == "NemotronHForCausalLM") and _series(release) == "0.5.17",
+            ((mla and not is_sparse(model)) or model.architecture == "NemotronHForCausalLM") and _series(release) == "0.5.17",
             model.architecture == "DeepseekV4ForCausalLM",
             kda and since(release, "0.5.20"),
             model.architecture == "DeepseekV3ForCausalLM" and backend == "trtllm_mla",
@@ -336,7 +337,7 @@ def reserve_mib(
     """
     chunk = resolved["chunked_prefill_size"]
     bs = resolved["decode_max_bs" if since(release, "0.5.15") else "decode_max_bs_asked"]
-    mib = 512 + 1.5 * max(chunk if chunk > 0 else resolved["max_prefill_tokens"], 2048)
+    mib: float = 512 + 1.5 * max(chunk if chunk > 0 else resolved["max_prefill_tokens"], 2048)
     mib += resolved["tp_size"] * resolved["pp_size"] / 8 * 1024
     mib += 2 * bs
     if args.get("enable_dp_attention"):
@@ -387,9 +388,11 @@ def _prefill_sizes(release: str, model: _model.Model, args: Args, chunk: int) ->
 def _fraction(model: _model.Model, card: Card, args: Args, reserve: float) -> float:
     if args.get("mem_fraction_static") is not None:
         return float(args["mem_fraction_static"])
-    fraction = round((card.memory_total_mib - reserve) / card.memory_total_mib, 3)
+    fraction: float = round((card.memory_total_mib - reserve) / card.memory_total_mib, 3)
     lowered = model.multimodal and model.vision is not None and not args.get("language_only")
-    return fraction * vision_factor(model.vision) if lowered and model.vision is not None else fraction
+    if lowered and model.vision is not None:
+        fraction *= vision_factor(model.vision)
+    return fraction
 
 
 def _optional(args: Args, key: str) -> int | None:
@@ -438,6 +441,7 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
         reserve_mib=reserve,
         attention_backend=backend,
         page_size=1 if strategy == "no_buffer" and radix else page_size,
+        quantization=str(args["quantization"]) if args.get("quantization") else None,
         kv_cache_dtype=_kv_cache_dtype(model, card, args),
         dsa_raw_layout=_dsa_raw_layout(card, args),
         state_dtype=str(args.get("mamba_ssm_dtype") or model.state.state_dtype) if model.state else None,
