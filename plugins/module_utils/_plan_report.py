@@ -28,7 +28,7 @@ _SHOWN = (
     "overlap",
     "swa_full_tokens_ratio",
 )
-# GiB of host memory: the engine's main process and detokenizer, and one scheduler a rank. MEASURED (see _plan): 1.0 to 1.3, 1.0, 1.8 to 2.5.
+# GiB of host memory: main process and detokenizer, and one scheduler a rank. MEASURED (see _plan): 1.0 to 1.3, 1.0, 1.8 to 2.5.
 # A hybrid model's kernels are compiled by helper processes once it serves: 6.6 GiB more.
 _HOST_RAM = (1.3 + 1.0, 2.5, 6.6)
 # NCCL's shared memory between ranks: a container wants a GiB (NVIDIA's NCCL user guide, "Docker containers").
