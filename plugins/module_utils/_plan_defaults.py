@@ -164,7 +164,7 @@ _HYBRID_SWA = {
     "Gemma4ForCausalLM": "0.5.12",
     "Gemma4ForConditionalGeneration": "0.5.12",
     "LagunaForCausalLM": "0.5.12",
-    "Gemma4UnifiedForConditionalGeneration": "0.5.14",
+    "Gemma4UnifiedForConditionalGeneration": "0.5.12",  # in the list since 0.5.14; a 0.5.12 that was taught it has two pools as well
     "Step3p7ForConditionalGeneration": "0.5.14",
 }
 
@@ -353,7 +353,7 @@ def reserve_mib(
     return mib
 
 
-def _decode_graphs(release: str, args: Args, largest: int, running: int | None) -> tuple[int, bool]:
+def _decode_graphs(release: str, args: Args, largest: int) -> tuple[int, bool]:
     """(largest decode graph, whether decodes are captured at all)."""
     given_sizes = args.get("cuda_graph_bs_decode") or args.get("cuda_graph_bs")
     given = args.get("cuda_graph_max_bs_decode") or args.get("cuda_graph_max_bs")
@@ -361,8 +361,8 @@ def _decode_graphs(release: str, args: Args, largest: int, running: int | None) 
         largest = max(int(size) for size in given_sizes)
     elif given:
         largest = int(given)
-    elif running is not None and since(release, "0.5.22"):
-        largest = min(largest, running)
+    elif args.get("max_running_requests") and since(release, "0.5.22"):  # not speculation's own 48, which comes later
+        largest = min(largest, int(args["max_running_requests"]))
     off = args.get("disable_cuda_graph") or args.get("disable_decode_cuda_graph") or args.get("cuda_graph_backend_decode") == "disabled"
     return largest, not off
 
@@ -414,7 +414,7 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
     running = _optional(args, "max_running_requests") or (48 if spec is not None else None)
     chunk, largest = _memory_class(release, card, tp_size)
     chunk = chunk if args.get("chunked_prefill_size") is None else int(args["chunked_prefill_size"])
-    largest, captured = _decode_graphs(release, args, largest, running)
+    largest, captured = _decode_graphs(release, args, largest)
     backend = _attention_backend(model, card, args, spec)
     page_size = int(args.get("page_size") or 1)
     if backend in _PAGES and page_size not in (32, 64, 128):
