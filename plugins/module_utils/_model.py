@@ -15,9 +15,10 @@ import dataclasses
 class Attention:
     """Layers of one kind that keep keys and values (or a latent) for every token.
 
-    kind: full | sliding | mla. layers: those with a cache of their own. window: tokens that a sliding layer keeps.
+    kind: full | sliding | mla | compressed. layers: those with a cache of their own. window: tokens that a sliding layer keeps.
     latent_dim: MLA's kv_lora_rank + qk_rope_head_dim (then kv_heads, head_dim and v_head_dim are 0).
     index_dim, index_layers: the sparse indexer's head size and how many layers keep its keys (DSA); 0 without one.
+    compressed (DeepSeek V4): all layers keep a window of latents; index_layers one for 4 tokens and an index, coarse_layers one for 128.
     """
 
     kind: str
@@ -29,6 +30,7 @@ class Attention:
     latent_dim: int = 0
     index_dim: int = 0
     index_layers: int = 0
+    coarse_layers: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

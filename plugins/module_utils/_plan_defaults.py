@@ -224,6 +224,8 @@ def _attention_backend(model: _model.Model, card: Card, args: Args, spec: Specul
         return str(args["attention_backend"])
     major = int((card.compute_capability or "0.0").split(".")[0])
     mla = is_mla(model)
+    if model.attentions[0].kind == "compressed":
+        return "dsv4"
     if is_sparse(model):
         return "dsa"
     if mla:
@@ -234,7 +236,7 @@ def _attention_backend(model: _model.Model, card: Card, args: Args, spec: Specul
 
 
 # BACKEND: the page size that a backend wants when another one is given.
-_PAGES = {"trtllm_mha": 64, "trtllm_mla": 64, "flashmla": 64, "cutlass_mla": 128, "dsa": 64, "nsa": 64}
+_PAGES = {"trtllm_mha": 64, "trtllm_mla": 64, "flashmla": 64, "cutlass_mla": 128, "dsa": 64, "nsa": 64, "dsv4": 256}
 
 
 def is_mla(model: _model.Model) -> bool:
@@ -244,7 +246,7 @@ def is_mla(model: _model.Model) -> bool:
 
 def is_sparse(model: _model.Model) -> bool:
     """Its attention has an indexer (DSA)."""
-    return any(attention.index_dim for attention in model.attentions)
+    return any(attention.kind == "mla" and attention.index_dim for attention in model.attentions)
 
 
 def _kv_cache_dtype(model: _model.Model, card: Card, args: Args) -> str:
@@ -417,7 +419,7 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
     largest, captured = _decode_graphs(release, args, largest)
     backend = _attention_backend(model, card, args, spec)
     page_size = int(args.get("page_size") or 1)
-    if backend in _PAGES and page_size not in (32, 64, 128):
+    if backend in _PAGES and page_size not in (32, 64, 128, 256):
         page_size = _PAGES[backend]
     strategy, overlap, radix = _mamba(release, model, args, spec, page_size)
     swa_ratio = args.get("swa_full_tokens_ratio")

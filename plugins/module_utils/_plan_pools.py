@@ -10,6 +10,7 @@ Sources, as "SGLang <release> <path>:<line>" below sglang/srt:
   CELL       0.5.23 model_executor/pool_configurator.py:219, 0.5.12 the same, 0.5.8 model_runner_kv_cache_mixin.py:47
   SWA        0.5.23 model_executor/pool_configurator.py:637, 0.5.8 model_runner_kv_cache_mixin.py:206
   REQUESTS   0.5.23 mem_cache/kv_cache_configurator.py:3119, 0.5.10 model_runner_kv_cache_mixin.py:840, 0.5.8 :252
+  COMPRESSED 0.5.12 model_executor/pool_configurator.py:309 (DSV4PoolConfigurator), 0.5.14 the same
   SHAPE      0.5.23 configs/mamba_utils.py:116 (mamba_cache_per_req)
 """
 
@@ -89,10 +90,25 @@ def _index_bytes(attention: _model.Attention) -> int:
     return attention.index_dim + attention.index_dim // 128 * 4
 
 
+def _compressed(attention: _model.Attention, resolved: Resolved) -> float:
+    """Bytes of one token with DeepSeek V4's compressed layers: windows, latents of 4 and of 128 tokens, index, and states (COMPRESSED)."""
+    share, window = resolved.swa_full_tokens_ratio, attention.window or 128
+    latent = attention.latent_dim - 64 + 64 * 2 + 8  # 64 of them are rotary, in bfloat16
+    fine_ring, coarse_ring = (8, 128) if resolved.speculation is None else (16, 256)
+    states = share * fine_ring / window * 2 * 2 * (attention.latent_dim + attention.index_dim) * 4 * attention.index_layers
+    if not since(resolved.release, "0.5.14"):  # later these belong to requests, not to tokens
+        states += share * coarse_ring / window * 2 * attention.latent_dim * 4 * attention.coarse_layers
+    tokens = share * latent * attention.layers + latent / 4 * attention.index_layers + latent / 128 * attention.coarse_layers
+    total = tokens + _index_bytes(attention) / 4 * attention.index_layers + states
+    return total if resolved.speculation is None else total * (attention.layers + 1) / attention.layers
+
+
 def cell(model: _model.Model, resolved: Resolved) -> tuple[float, float]:
     """(bytes of one token of the full pool, bytes of one token of the sliding pool), all layers of one GPU."""
     stages = resolved.pp_size
     full = sliding = 0.0
+    if model.attentions[0].kind == "compressed":
+        return _compressed(model.attentions[0], resolved) / stages, 0.0
     for attention in model.attentions:
         layers = -(-attention.layers // stages)
         one = bytes_per_token_of(attention, resolved) * layers
@@ -256,6 +272,12 @@ def size(model: _model.Model, resolved: Resolved, baseline_gib: float, free_afte
         free_after_load_gib - baseline_gib * (1 - resolved.mem_fraction_static) - reserved_for_vision(model, resolved, transport) / GIB
     )
     full, sliding = cell(model, resolved)
+    if model.attentions[0].kind == "compressed" and since(resolved.release, "0.5.20"):
+        unknown = (
+            f"how SGLang {resolved.release} sizes the pools of {model.architecture} is not known to this plan",
+            "plan it as 0.5.19, or start it and read its log",
+        )
+        return Pools(0, 0, 0, 0, 0, 0, 0, 0, 0, full, 0, unknown)
     per_slot = state_bytes_per_slot(model.state, resolved) if model.state is not None else 0
     ratio = slots_per_request(resolved) if model.state is not None else 0
     empty = Pools(int(rest_gib * GIB), 0, ratio, 0, 0, 0, 0, 0, 0, full + resolved.swa_full_tokens_ratio * sliding, per_slot)

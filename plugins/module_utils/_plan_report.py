@@ -92,7 +92,7 @@ def _lines(request: _plan.Request, result: _plan.Outcome) -> list[dict[str, t.An
             (
                 "state",
                 (pools.state_bytes + pools.scratch_bytes) / GIB,
-                f"{pools.state_slots} slots x {pools.state_bytes_per_slot / (1 << 20):.2f} MiB; one request takes {pools.slots_per_request}",
+                f"{pools.state_slots} slots x {pools.state_bytes_per_slot / (1 << 20):.2f} MiB; a request takes {pools.slots_per_request}",
                 f"SGLang {release}, handle_max_mamba_cache",
             )
         )

@@ -113,7 +113,9 @@ def model_of(run: dict[str, Any]) -> _model.Model | None:
             _model.Attention("full", shape["full_layers"], shape["full_kv_heads"], shape["full_head_dim"], shape["full_head_dim"]),
             _model.Attention("sliding", shape["swa_layers"], shape["swa_kv_heads"], shape["swa_head_dim"], shape["swa_head_dim"], 1024),
         )
-    elif kind.startswith("mla"):
+    elif kind == "dsv4":  # DeepSeek-V4-Flash: 43 layers and one of MTP; ratios from its config.json
+        attentions = (_model.Attention("compressed", 44, latent_dim=512, index_dim=128, window=128, index_layers=21, coarse_layers=20),)
+    elif kind.startswith("mla") and "layers" in shape:
         latent = shape["kv_lora_rank"] + shape["qk_rope_head_dim"]
         index = shape.get("index_head_dim", 0)
         attentions = (
@@ -145,7 +147,7 @@ def model_of(run: dict[str, Any]) -> _model.Model | None:
             "float32",
             shape["mamba_groups"],
         )
-    elif kind != "gqa" and not kind.startswith(("mla", "swa")):
+    elif kind not in ("gqa", "swa", "mla", "mla+dsa", "dsv4"):
         return None
     return _model.Model(
         architecture=run["arch"],

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from plan_runs import DENSE, DSA, HYBRID, MLA, MTP
-
 from ansible_collections.firstlight.sglang.plugins.module_utils import _plan_defaults
+from plan_runs import DENSE, DSA, HYBRID, MLA, MTP
 
 
 def resolve(release, model, memory_total_mib, compute_capability, **args):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _plan_defaults, _plan_pools
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_runs import DENSE, DSA, HYBRID, MEASURED_MODELS, MLA, MTP, flags, runs
-
-from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _plan_defaults, _plan_pools
 
 MEASURED = runs("measured")
 
@@ -85,6 +84,24 @@ def test_state_and_tokens_of_qwen36_on_two_cards():
 def test_bytes_per_token(release, model, args, compute_capability, bytes_per_token):
     full, sliding = _plan_pools.cell(model, resolve(release, model, 143771, compute_capability, **args))
     assert (full, sliding) == (bytes_per_token, 0)
+
+
+COMPRESSED = dataclasses.replace(
+    DENSE,
+    architecture="DeepseekV4ForCausalLM",
+    attentions=(_model.Attention("compressed", 44, latent_dim=512, index_dim=128, window=128, index_layers=21, coarse_layers=20),),
+)
+
+
+def test_compressed_attention_takes_what_a_start_printed():
+    """DeepSeek-V4-Flash-Base on 8 H20, May 2026: bytes_per_full_token=15955.85."""
+    full, _sliding = _plan_pools.cell(COMPRESSED, resolve("0.5.12", COMPRESSED, 97871, "9.0", tp_size=8))
+    assert round(full, 2) == 15955.85
+
+
+def test_compressed_attention_of_later_releases_is_refused_and_not_guessed():
+    pools = _plan_pools.size(COMPRESSED, resolve("0.5.23", COMPRESSED, 143771, "9.0", tp_size=8), 138.0, 90.0)
+    assert pools.problem[0] == "how SGLang 0.5.23 sizes the pools of DeepseekV4ForCausalLM is not known to this plan"
 
 
 GEMMA = dataclasses.replace(
