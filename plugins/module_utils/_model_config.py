@@ -14,6 +14,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._model_architect
     LLAMA,
     Architecture,
     Draft,
+    heads_of,
     layer_count,
 )
 from ansible_collections.firstlight.sglang.plugins.module_utils._model_fields import Fields, shown
@@ -82,10 +83,23 @@ def count(architecture: Architecture, config: Fields, f: Fields) -> Weights:
     weights += architecture.more(f) if architecture.more else []
     if not tied(architecture, config, f):
         weights.append(Weight(architecture.head, vocabulary, hidden, "lm_head", "tp", "head"))
-    vision = config.part("vision_config")
+    vision = _vision_fields(architecture, config)
     if architecture.vision and vision:
         weights += architecture.vision(vision, f)
     return weights
+
+
+def _vision_fields(architecture: Architecture, config: Fields) -> Fields | None:
+    return config.part("vision_config") or (Fields({}, config.problems, "vision_config.") if architecture.vision_always else None)
+
+
+def rotary_table(f: Fields) -> Weight:
+    """Angles of every position, float32, on every rank, in no checkpoint (SGLang 0.5.23 layers/rotary_embedding/base.py)."""
+    angles = f.part("rope_parameters") or f
+    factor = angles.values.get("partial_rotary_factor", f.values.get("partial_rotary_factor", 1))
+    share = float(factor) if isinstance(factor, (int, float)) and not isinstance(factor, bool) and 0 < factor <= 1 else 1.0
+    size = f.whole("qk_rope_head_dim", 0, low=0) or f.whole("rotary_dim", 0, low=0) or int(heads_of(f)[2] * share)
+    return Weight("rotary", f.whole(CONTEXT_KEYS, CONTEXT_DEFAULT), size, "rotary.copy")
 
 
 def tied(architecture: Architecture, config: Fields, f: Fields) -> bool:
@@ -111,10 +125,11 @@ def parts(weights: Weights, quantisation: Quantisation, bits: int) -> t.Tuple[Pa
     sums: t.Dict[t.Tuple[str, str, int], t.List[float]] = {}  # noqa: UP006
     for weight in weights:
         form = quantisation.format(weight)
-        name = f"{weight.part}.{form.name}" if form else weight.part
+        base, copy, rest = weight.part.partition(".copy")
+        name = f"{base}.{form.name}{copy}{rest}" if form else weight.part
         total = sums.setdefault((name, weight.shard, weight.kv_heads), [0, 0.0])
         total[0] += weight.elements
-        total[1] += form.size(weight) if form else weight.elements * bits
+        total[1] += form.size(weight) if form else weight.elements * (32 if weight.part == "rotary.copy" else bits)
     return tuple(
         Part(name, int(elements), size / elements, shard, kv_heads)
         for (name, shard, kv_heads), (elements, size) in sums.items()
@@ -142,14 +157,17 @@ def read(
         fields.problem("architectures", "a list with the name of an architecture", shown(config.get("architectures")), "name it")
     known = name in ARCHITECTURES
     architecture = ARCHITECTURES.get(name, LLAMA)
+    f.values = {**architecture.defaults, **{key: value for key, value in f.values.items() if value is not None}}
     attentions, state = architecture.memory(f)
     weights = count(architecture, fields, f)
     draft = architecture.draft(architecture, f) if architecture.draft else None
     if draft:
         weights = weights + draft_parts(draft, architecture, fields, f)
+    if architecture.rotary:
+        weights.append(rotary_table(f))
     dtype = model_dtype(fields, f)
     quantisation = read_quantisation(fields, f, quant_config)
-    vision = fields.part("vision_config")
+    vision = _vision_fields(architecture, fields)
     total = sum(weight.elements for weight in weights)
     if total > MOST_PARAMETERS:
         fields.problem("config.json", f"a model of at most {MOST_PARAMETERS:.0e} parameters", f"{total:.3e}", "correct the sizes in it")
@@ -165,7 +183,7 @@ def read(
         attentions=attentions,
         state=state,
         parts=parts(weights, quantisation, 16),
-        experts=f.whole(architecture.experts, high=65536) if architecture.experts else 0,
+        experts=f.whole(architecture.experts, 0, low=0, high=65536) if architecture.experts else 0,
         draft_layers=draft.layers if draft else 0,
         draft_key=draft.key if draft else None,
         draft_attention=draft.attention if draft else None,
@@ -178,5 +196,5 @@ def read(
 
 
 def _vision(vision: Fields, architecture: Architecture) -> Vision:
-    hidden = vision.whole(("hidden_size", architecture.vision_hidden))
+    hidden = vision.whole(("hidden_size", architecture.vision_hidden, "width"), 1024)
     return Vision(vision.whole("num_hidden_layers", VISION_LAYERS_DEFAULT, high=4096), hidden)

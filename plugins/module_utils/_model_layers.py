@@ -85,9 +85,9 @@ def attention(
 
 
 def mlp(
-    name: str, hidden: int, intermediate: int, gated: bool = True, bias: bool = False, part: str = "layers", shard: str = "tp"
+    name: str, hidden: int, intermediate: int, gated: bool = True, bias: bool = False, part: str = "layers.mlp", shard: str = "tp"
 ) -> Weights:
-    """A feed-forward network; without a gate it has two matrices."""
+    """A feed-forward network; without a gate it has two matrices. Attention may be split over fewer ranks, so its part is another."""
     weights: Weights = []
     for projection in ("gate_proj", "up_proj") if gated else ("up_proj",):
         weights += linear(f"{name}.{projection}", intermediate, hidden, shard, bias, part)
@@ -153,11 +153,13 @@ def mamba2(name: str, hidden: int, heads: int, head_dim: int, groups: int, state
     return weights + vector(name + ".norm", inner, "tp") + linear(name + ".out_proj", hidden, inner, "tp", bias)
 
 
-def vision_block(name: str, hidden: int, intermediate: int, attention_dim: int = 0, gated: bool = False, bias: bool = True) -> Weights:
+def vision_block(
+    name: str, hidden: int, intermediate: int, attention_dim: int = 0, gated: bool = False, bias: bool = True, mlp_shard: str = "tp"
+) -> Weights:
     """A block of a vision tower: joined query, key and value, output, feed-forward; norms are the caller's, since towers differ in them."""
     inner = attention_dim or hidden
     weights = linear(name + ".attn.qkv", 3 * inner, hidden, "tp", bias, "vision") + linear(
         name + ".attn.proj", hidden, inner, "tp", part="vision"
     )
     weights += vector(name + ".attn.proj.bias", hidden, part="vision") if bias else []
-    return weights + mlp(name + ".mlp", hidden, intermediate, gated, bias, "vision")
+    return weights + mlp(name + ".mlp", hidden, intermediate, gated, bias, "vision", mlp_shard)
