@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _plan_defaults, _plan_pools
+from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _model_weights, _plan_defaults, _plan_pools
 from ansible_collections.firstlight.sglang.plugins.module_utils._plan_pools import GIB
 
 # GiB between what nvidia-smi calls the card's memory and what the engine finds free before it loads: driver's own part, CUDA context,
@@ -23,9 +23,13 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._plan_pools impo
 # tp 8: 1.97 (H20), 2.22 (H100), 3.06 (H200); tp 16: 2.68 (H800).
 _BEFORE_LOADING = ((1, 0.6, 1.0, 1.3), (2, 0.9, 1.35, 1.6), (4, 0.8, 1.6, 2.4))
 _BEFORE_LOADING_MANY = (1.8, 2.4, 3.2)
-# GiB that loading takes beside the tensors. MEASURED: 0.09 to 0.14 for text models, 0.20 and 0.27 with a vision tower.
-_LOAD_OVERHEAD = {False: (0.05, 0.1, 0.35), True: (0.15, 0.24, 0.5)}
-# The same up to 0.5.13. PUBLIC: 0.07 (0.5.10, Qwen2.5-0.5B); CT129 printed "25.5 GB" for 25.48 GiB of tensors on each of its two GPUs.
+# GiB that loading takes beside the tensors and the rotary table: (lowest, usual, highest). MEASURED, whole: 0.07 to 0.12 for text models;
+# 0.14 for the 27B with its vision tower, 0.20 for one of its two ranks; a draft 0.004. Weights made to fp8 while loading leave 0.3 more.
+_LOAD_OVERHEAD = {False: (0.06, 0.08, 0.3), True: (0.1, 0.203, 0.45)}
+_DRAFT_OVERHEAD = 0.004
+_ONLINE_FP8 = 0.3
+# The same up to 0.5.13, rotary table and all. PUBLIC: 0.07 (0.5.10, Qwen2.5-0.5B). CT129's 19198 tokens and the 46.575 GiB that follow
+# from them take everything that was loaded for tensors.
 _LOAD_OVERHEAD_0513 = {False: (0.0, 0.07, 0.3), True: (0.0, 0.02, 0.3)}
 # Of the first, what goes before "Load weight begin" and after "Load weight end" is printed. MEASURED: in every start.
 _BEFORE_LOAD_LINE = 0.064
@@ -45,6 +49,7 @@ class Weights(t.NamedTuple):
     target_gib: float
     draft_gib: float
     draft_returned_gib: float
+    rotary_gib: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +85,12 @@ class Want:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One question. weigh: weights per GPU for a set of resolved flags. args: flags by the parser's destination names."""
+    """One question. args: flags by the parser's destination names."""
 
     model: _model.Model
     release: str
     gpus: tuple[Gpu, ...]
     args: t.Mapping[str, t.Any]
-    weigh: t.Callable[[_plan_defaults.Resolved], Weights]
     given: Given = Given()
     want: Want = Want()
 
@@ -136,6 +140,19 @@ class Outcome:
             return None
         long_enough = min(self.resolved.context_length, self.pools.max_total_num_tokens) >= (want.context or 0)
         return self.starts and long_enough and self.pools.max_running_requests >= (want.concurrency or 0)
+
+
+def weigh(model: _model.Model, resolved: _plan_defaults.Resolved) -> Weights:
+    """Weights on the GPU that has most of them; with --quantization fp8 the linear layers of a 16-bit checkpoint are loaded in 8."""
+    if resolved.quantization == "fp8" and model.quantization is None:
+        halved = (
+            dataclasses.replace(part, bits=8.0) if part.bits == 16 and _model_weights.kind(part) in ("layers", "experts") else part
+            for part in model.parts
+        )
+        model = dataclasses.replace(model, parts=tuple(halved))
+    stages = _model_weights.per_gpu(model, resolved.tp_size, resolved.pp_size, resolved.ep_size, resolved.attention_tp)
+    most = max(stages, key=lambda stage: stage.weights + stage.draft)
+    return Weights(most.weights, most.draft, most.draft_copies, most.rotary)
 
 
 def before_loading_gib(ranks: int) -> tuple[float, float, float]:
@@ -197,7 +214,12 @@ def _memory(request: Request, resolved: _plan_defaults.Resolved, weights: Weight
     ranks = resolved.tp_size * resolved.pp_size
     counted = _plan_defaults.since(request.release, "0.5.14")  # the draft before the pools, and a baseline of its own
     loaded = weights.target_gib + (weights.draft_gib if counted else 0.0)
-    overhead = (_LOAD_OVERHEAD if counted else _LOAD_OVERHEAD_0513)[model.multimodal][2 - level]
+    if counted:
+        overhead = weights.rotary_gib + _LOAD_OVERHEAD[model.multimodal][2 - level] + (_DRAFT_OVERHEAD if weights.draft_gib else 0.0)
+    else:
+        overhead = _LOAD_OVERHEAD_0513[model.multimodal][2 - level]
+    if resolved.quantization == "fp8" and model.quantization is None:
+        overhead += _ONLINE_FP8
     if given.avail_before_weights_gib is not None:
         baseline = given.avail_before_weights_gib + (_BEFORE_LOAD_LINE if counted else 0.0)
     else:
@@ -206,9 +228,7 @@ def _memory(request: Request, resolved: _plan_defaults.Resolved, weights: Weight
     if given.free_after_load_gib is not None:
         return baseline, given.free_after_load_gib, baseline - loaded - given.free_after_load_gib
     if given.weights_gib is not None:  # printed as the difference of free memory, so what loading took is in it
-        overhead = _AFTER_LOAD_LINE[model.multimodal] + (
-            baseline - given.avail_before_weights_gib if given.avail_before_weights_gib else 0.0
-        )
+        overhead = _BEFORE_LOAD_LINE + _AFTER_LOAD_LINE[model.multimodal] if counted else 0.0
     return baseline, baseline - loaded - overhead, overhead
 
 
@@ -222,7 +242,7 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
     if request.given.mem_fraction_static is not None and args.get("mem_fraction_static") is None:
         args = {**args, "mem_fraction_static": request.given.mem_fraction_static}
     resolved = _plan_defaults.resolve(request.release, request.model, _card(request.gpus), args)
-    weights = request.weigh(resolved)
+    weights = weigh(request.model, resolved)
     if request.given.weights_gib is not None:
         weights = weights._replace(target_gib=request.given.weights_gib)
     if request.given.draft_weights_gib is not None:
