@@ -149,7 +149,7 @@ def is_sparse(f: Fields, number: int) -> bool:
     kind = listed(f, "mlp_layer_types", number, (str,))
     if kind is not None:
         return bool(kind == "sparse")
-    if isinstance(f.values.get("moe_layer_freq"), list):
+    if isinstance(f.value("moe_layer_freq"), list):
         return bool(listed(f, "moe_layer_freq", number, (int,)))
     return number >= f.whole("first_k_dense_replace", 0, low=0) and number % f.whole("moe_layer_freq", 1) == 0
 
