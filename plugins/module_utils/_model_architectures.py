@@ -149,7 +149,7 @@ def is_sparse(f: Fields, number: int) -> bool:
     kind = listed(f, "mlp_layer_types", number, (str,))
     if kind is not None:
         return bool(kind == "sparse")
-    if isinstance(f.values.get("moe_layer_freq"), list):
+    if isinstance(f.value("moe_layer_freq"), list):
         return bool(listed(f, "moe_layer_freq", number, (int,)))
     return number >= f.whole("first_k_dense_replace", 0, low=0) and number % f.whole("moe_layer_freq", 1) == 0
 
@@ -901,7 +901,15 @@ NEMOTRON_H = Architecture(
 STEP3_5 = Architecture(step_mixer, step_feed, split_by_window(step_heads), experts=("moe_num_experts", "num_experts"))
 STEP3_7 = dataclasses.replace(STEP3_5, vision=step_vision, vision_always=True)
 DEEPSEEK_V4 = Architecture(
-    v4_mixer, v4_feed, v4_memory, prefix="", head="head", embedding="embed", experts=("n_routed_experts",), more=v4_head
+    v4_mixer,
+    v4_feed,
+    v4_memory,
+    prefix="",
+    head="head",
+    embedding="embed",
+    experts=("n_routed_experts",),
+    more=v4_head,
+    draft=v4_mtp,
 )
 KIMI_K3 = Architecture(
     kimi_k3_mixer,

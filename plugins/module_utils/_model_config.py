@@ -43,7 +43,7 @@ def context_length(f: Fields) -> int:
     factor = 1.0
     scaling = f.part("rope_scaling")
     if scaling and not scaling.has("original_max_position_embeddings") and scaling.word("rope_type") != "llama3":
-        value = scaling.values.get("factor", 1)
+        value = scaling.value("factor") or 1
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 10**6:
             scaling.problem("factor", "a number above 0", shown(value), "correct it")
         else:
@@ -96,7 +96,7 @@ def _vision_fields(architecture: Architecture, config: Fields) -> Fields | None:
 def rotary_table(f: Fields) -> Weight:
     """Angles of every position, float32, on every rank, in no checkpoint (SGLang 0.5.23 layers/rotary_embedding/base.py)."""
     angles = f.part("rope_parameters") or f
-    factor = angles.values.get("partial_rotary_factor", f.values.get("partial_rotary_factor", 1))
+    factor = angles.value("partial_rotary_factor") or f.value("partial_rotary_factor") or 1
     share = float(factor) if isinstance(factor, (int, float)) and not isinstance(factor, bool) and 0 < factor <= 1 else 1.0
     size = f.whole("qk_rope_head_dim", 0, low=0) or f.whole("rotary_dim", 0, low=0) or int(heads_of(f)[2] * share)
     return Weight("rotary", f.whole(CONTEXT_KEYS, CONTEXT_DEFAULT), size, "rotary.copy")
@@ -157,7 +157,7 @@ def read(
         fields.problem("architectures", "a list with the name of an architecture", shown(config.get("architectures")), "name it")
     known = name in ARCHITECTURES
     architecture = ARCHITECTURES.get(name, LLAMA)
-    f.values = {**architecture.defaults, **{key: value for key, value in f.values.items() if value is not None}}
+    f.defaults = architecture.defaults
     attentions, state = architecture.memory(f)
     weights = count(architecture, fields, f)
     draft = architecture.draft(architecture, f) if architecture.draft else None

@@ -25,10 +25,22 @@ def is_whole(value: t.Any) -> bool:
 class Fields:
     """Fields of one (sub)configuration. An unusable one gives its problem, kept once, and a harmless value, so that all are told."""
 
-    def __init__(self, values: t.Dict[str, t.Any], problems: t.Dict[str, str], path: str = "") -> None:  # noqa: UP006
+    def __init__(
+        self,
+        values: t.Mapping[str, t.Any],
+        problems: dict[str, str],
+        path: str = "",
+        defaults: t.Mapping[str, t.Any] | None = None,
+    ) -> None:
         self.values = values
         self.problems = problems
         self.path = path
+        self.defaults = defaults or {}
+
+    def value(self, key: str) -> t.Any:
+        """What is there as it is; null is nothing."""
+        found = self.values.get(key)
+        return self.defaults.get(key) if found is None else found
 
     def problem(self, key: str, expected: str, found: str, action: str) -> None:
         """Keep a problem, the first of a key."""
@@ -37,8 +49,8 @@ class Fields:
     def _found(self, keys: str | t.Sequence[str]) -> t.Tuple[str, t.Any]:  # noqa: UP006
         names = [keys] if isinstance(keys, str) else list(keys)
         for name in names:
-            if self.values.get(name) is not None:
-                return name, self.values[name]
+            if self.value(name) is not None:
+                return name, self.value(name)
         return names[0], None
 
     def has(self, *keys: str) -> bool:
@@ -61,7 +73,7 @@ class Fields:
 
     def flag(self, key: str, default: bool = False) -> bool:
         """true or false."""
-        value = self.values.get(key)
+        value = self.value(key)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -81,7 +93,7 @@ class Fields:
 
     def items(self, key: str, kinds: t.Tuple[type, ...], length: int | None = None) -> t.List[t.Any] | None:  # noqa: UP006
         """A list of values of certain types, None where there is none. With a length it must have at least so many, and is cut to them."""
-        value = self.values.get(key)
+        value = self.value(key)
         if value is None:
             return None
         if not isinstance(value, list) or any(not isinstance(each, kinds) for each in value):

@@ -289,6 +289,6 @@ def read_quantisation(config: Fields, text: Fields, quant_config: t.Dict[str, t.
     else:
         expected = "fp8, mxfp4, modelopt, compressed-tensors, awq, gptq or auto-round"
         fields.problem(
-            "quant_method", expected, shown(fields.values.get("quant_method")), "give the weights' size by hand, or report this format"
+            "quant_method", expected, shown(fields.value("quant_method")), "give the weights' size by hand, or report this format"
         )
     return result

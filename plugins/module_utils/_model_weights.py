@@ -125,9 +125,9 @@ def per_gpu(
 ) -> t.Tuple[Stage, ...]:  # noqa: UP006
     """Weights on each GPU, by pipeline stage.
 
-    tp: ranks of a stage. ep: of these, ranks that whole experts are dealt to (tp / ep ranks share each expert). attention_tp: ranks that attention, embedding and head are split over (tp / data parallel ranks of
-    attention). redundant_experts: copies of experts that the engine adds. whole_vision: every rank has the whole vision tower
-    (--mm-enable-dp-encoder).
+    tp: ranks of a stage. ep: of these, ranks that whole experts are dealt to; tp / ep ranks share each expert. attention_tp: ranks that
+    attention, embedding and head are split over (tp / data parallel ranks of attention). redundant_experts: copies that the engine adds.
+    whole_vision: every rank has the whole vision tower (--mm-enable-dp-encoder).
     """
     stages = []
     for stage in range(pp):
