@@ -19,9 +19,10 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._plan_pools impo
 
 # GiB between what nvidia-smi calls the card's memory and what the engine finds free before it loads: driver's own part, CUDA context,
 # and NCCL's buffers from two ranks on. (lowest, usual, highest) by ranks. PUBLIC and MEASURED, tp 1: 0.83 (RTX 4090), 0.84 (H100),
-# 1.03 (A100 40 GB), 1.06 (A800), 1.21 (H200); tp 2: 1.09 (RTX 3090), 1.41 (RTX A6000), 1.51 (A100); tp 4: 0.86 (L4);
+# 1.03 (A100 40 GB), 1.06 (A800), 1.21 (H200; 1.72 where one more process of the engine had opened the GPU);
+# tp 2: 1.09 (RTX 3090), 1.41 (RTX A6000), 1.51 (A100); tp 4: 0.86 (L4);
 # tp 8: 1.97 (H20), 2.22 (H100), 3.06 (H200); tp 16: 2.68 (H800).
-_BEFORE_LOADING = ((1, 0.6, 1.0, 1.3), (2, 0.9, 1.35, 1.6), (4, 0.8, 1.6, 2.4))
+_BEFORE_LOADING = ((1, 0.6, 1.0, 1.85), (2, 0.9, 1.35, 2.1), (4, 0.8, 1.6, 2.5))
 _BEFORE_LOADING_MANY = (1.8, 2.4, 3.2)
 # GiB that loading takes beside the tensors and the rotary table: (lowest, usual, highest). MEASURED, whole: 0.07 to 0.12 for text models;
 # 0.14 for the 27B with its vision tower, 0.20 for one of its two ranks; a draft 0.004. Weights made to fp8 while loading leave 0.3 more.
@@ -85,7 +86,7 @@ class Want:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One question. args: flags by the parser's destination names."""
+    """One question. args: flags by the parser's destination names. environment: the service's own."""
 
     model: _model.Model
     release: str
@@ -93,6 +94,7 @@ class Request:
     args: t.Mapping[str, t.Any]
     given: Given = Given()
     want: Want = Want()
+    environment: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +200,8 @@ def _shape_problems(request: Request, resolved: _plan_defaults.Resolved) -> list
             problems.append((f"tp_size {tp} and {attention.kv_heads} KV heads: neither divides the other", "a power of two"))
     if model.state is not None and model.state.heads % tp:
         problems.append((f"tp_size {tp} does not divide the {model.state.heads} heads of the recurrent layers", "a power of two"))
-    if resolved.context_length > model.context_length and request.args.get("context_length"):
+    longer = str(request.environment.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "")).lower() in ("1", "true")
+    if resolved.context_length > model.context_length and not longer:
         problems.append(
             (
                 f"context_length {resolved.context_length} is more than the model's {model.context_length}",

@@ -112,14 +112,23 @@ def _lines(request: _plan.Request, result: _plan.Outcome) -> list[dict[str, t.An
 
 
 def _interval(request: _plan.Request, result: _plan.Outcome) -> dict[str, list[int]]:
-    """From what is not known exactly: the least and the most that a plan's overheads allow."""
-    known = request.given.free_after_load_gib is not None and request.given.avail_before_weights_gib is not None
+    """From what is not known exactly: the least and the most that a plan's overheads allow.
+
+    A recurrent model may get one request's states more or less, which moves its tokens the other way.
+    """
+    given = request.given
+    known = given.free_after_load_gib is not None and given.avail_before_weights_gib is not None
     edges = [result, result] if known else [_plan.outcome(request, level=0), _plan.outcome(request, level=2)]
-    numbers = {
-        name: sorted(getattr(edge.pools, name) if edge.starts else 0 for edge in (*edges, result))
-        for name in ("max_total_num_tokens", "max_running_requests")
+    pools, spec = result.pools, result.resolved.speculation
+    step = 0.0
+    if pools.state_bytes_per_slot and not known:
+        step = pools.state_bytes_per_slot * (pools.slots_per_request + (spec.draft_tokens if spec else 0)) / pools.bytes_per_token
+    tokens = sorted(edge.pools.max_total_num_tokens if edge.starts else 0 for edge in (*edges, result))
+    running = sorted(edge.pools.max_running_requests if edge.starts else 0 for edge in (*edges, result))
+    return {
+        "max_total_num_tokens": [max(0, int(tokens[0] - step)), int(tokens[-1] + step) if tokens[-1] else 0],
+        "max_running_requests": [running[0], running[-1]],
     }
-    return {name: [values[0], values[-1]] for name, values in numbers.items()}
 
 
 def _host(result: _plan.Outcome, hybrid: bool, disk_gib: float | None) -> dict[str, t.Any]:

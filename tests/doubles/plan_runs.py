@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _model
+from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _model_config
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures" / "plan"
 
@@ -47,18 +47,17 @@ DSA = dataclasses.replace(
 )
 MTP = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 1, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 2}
 
-# The shapes of measured.json: Qwen3.6-27B, one of its two ranks as a model of its own, Qwen3-8B, Qwen3-0.6B.
-MEASURED_MODELS = {
-    "q27": HYBRID,
-    "q27rank": dataclasses.replace(
-        HYBRID,
-        num_attention_heads=12,
-        attentions=(_model.Attention("full", 16, 2, 256, 256),),
-        state=_model.State("gdn", 48, 5120, 3, 24, 128, 128, "float32"),
-    ),
-    "q8": DENSE,
-    "q06": dataclasses.replace(DENSE, num_layers=28, hidden_size=1024, attentions=(_model.Attention("full", 28, 8, 128, 128),)),
-}
+
+def measured_models() -> dict[str, _model.Model]:
+    """The models of measured.json: Qwen3.6-27B, one of its two ranks as a model of its own, Qwen3-8B, Qwen3-0.6B."""
+    configs = json.loads((FIXTURES / "models.json").read_text(encoding="utf-8"))
+    models = {}
+    for name, config in configs.items():
+        model, problems = _model_config.read(config)
+        if model is None:
+            raise ValueError(f"{name}: {problems}")
+        models[name] = model
+    return models
 
 
 def runs(name: str) -> list[dict[str, Any]]:

@@ -8,9 +8,10 @@ import pytest
 from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _plan_defaults, _plan_pools
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_runs import DENSE, DSA, HYBRID, MEASURED_MODELS, MLA, MTP, flags, runs
+from plan_runs import DENSE, DSA, HYBRID, MLA, MTP, flags, measured_models, runs
 
 MEASURED = runs("measured")
+MEASURED_MODELS = measured_models()
 
 
 def resolve(release, model, memory_total_mib=49140, compute_capability="8.6", **args):
