@@ -19,6 +19,7 @@ class Attention:
     kind: full | sliding | mla. layers: those with a cache of their own. window: tokens that a sliding layer keeps.
     latent_dim: MLA's kv_lora_rank + qk_rope_head_dim (then kv_heads, head_dim and v_head_dim are 0).
     index_dim, index_layers: the sparse indexer's head size and how many layers keep its keys (DSA); 0 without one.
+    ratio: tokens that share one entry of the cache (DeepSeek V4: layers that keep compressed keys are listed beside their windows).
     """
 
     kind: str
@@ -30,6 +31,7 @@ class Attention:
     latent_dim: int = 0
     index_dim: int = 0
     index_layers: int = 0
+    ratio: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

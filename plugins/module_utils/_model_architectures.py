@@ -15,7 +15,7 @@ import typing as t
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _model_layers as block
 from ansible_collections.firstlight.sglang.plugins.module_utils._model import Attention, State
-from ansible_collections.firstlight.sglang.plugins.module_utils._model_fields import Fields
+from ansible_collections.firstlight.sglang.plugins.module_utils._model_fields import Fields, is_whole
 from ansible_collections.firstlight.sglang.plugins.module_utils._model_layers import Weights
 
 # What builds a piece of layer number n: fields, module name of the layer, n -> weights
@@ -463,6 +463,34 @@ def nemotron_mixer(f: Fields, layer: str, number: int) -> Weights:
     return nemotron_block(f, layer, nemotron_pattern(f)[number])
 
 
+def granite_mixer(f: Fields, layer: str, number: int) -> Weights:
+    """Mamba or attention, as a list says."""
+    if listed(f, "layer_types", number, (str,)) != "mamba":
+        return gqa()(f, layer, number)
+    heads, size, groups = granite_mamba(f)
+    state, kernel = f.whole("mamba_d_state", high=65536), f.whole("mamba_d_conv", 4, high=65536)
+    conv_bias, bias = f.flag("mamba_conv_bias", True), f.flag("mamba_proj_bias")
+    return block.mamba2(layer + ".mamba", f.whole("hidden_size"), heads, size, groups, state, kernel, conv_bias, bias)
+
+
+def granite_mamba(f: Fields) -> t.Tuple[int, int, int]:  # noqa: UP006
+    """Heads, a head's size and groups of Granite's mamba layers."""
+    heads = f.whole("mamba_n_heads", high=65536)
+    inner = f.whole("hidden_size") * f.whole("mamba_expand", 2, high=64)
+    size = f.whole("mamba_d_head", high=65536) if is_whole(f.value("mamba_d_head")) else max(inner // heads, 1)
+    return heads, size, f.whole("mamba_n_groups", 1, high=65536)
+
+
+def granite_feed(f: Fields, layer: str, _number: int) -> Weights:
+    """A shared network, and experts in the models that have some."""
+    hidden, count = f.whole("hidden_size"), f.whole("num_local_experts", 0, low=0, high=65536)
+    weights = block.mlp(layer + ".shared_mlp", hidden, f.whole("shared_intermediate_size"))
+    if count:
+        weights += block.router(layer + ".block_sparse_moe.router", hidden, count)
+        weights += block.experts(layer + ".block_sparse_moe.experts", hidden, f.whole("intermediate_size"), count)
+    return weights
+
+
 def nothing(_f: Fields, _layer: str, _number: int) -> Weights:
     """No second piece."""
     return []
@@ -589,9 +617,33 @@ def nemotron_memory(f: Fields) -> Memory:
     return attentions, State("mamba2", recurrent, channels, columns, heads, size, state, state_dtype(f, "mamba_ssm_dtype"), groups)
 
 
+def granite_memory(f: Fields) -> Memory:
+    """Tokens of the attention layers, states of the others."""
+    numbers = range(layer_count(f))
+    recurrent = sum(listed(f, "layer_types", number, (str,)) == "mamba" for number in numbers)
+    kv_heads, head_dim = heads_of(f)[1:]
+    kept = len(numbers) - recurrent
+    attentions = (Attention("full", kept, kv_heads, head_dim, head_dim),) if kept else ()
+    if not recurrent:
+        return attentions, None
+    heads, size, groups = granite_mamba(f)
+    state = f.whole("mamba_d_state", high=65536)
+    columns = f.whole("mamba_d_conv", 4, high=65536) - 1
+    channels = heads * size + 2 * groups * state
+    return attentions, State("mamba2", recurrent, channels, columns, heads, size, state, state_dtype(f, "mamba_ssm_dtype"), groups)
+
+
 def v4_memory(f: Fields) -> Memory:
-    """DeepSeek V4: every layer keeps a window of its one key; compressed keys are beside it in pools that the plan does not size."""
-    return (v4_kept(f, layer_count(f)),), None
+    """DeepSeek V4: every layer keeps a window of its one key; some keep compressed keys beside it, with an indexer where the ratio is 4."""
+    layers = layer_count(f)
+    ratios = [_entry(f, "compress_ratios", number) for number in range(layers)]
+    kept = [v4_kept(f, layers)]
+    for ratio in sorted(set(ratios)):
+        if ratio > 0:
+            count, dim = ratios.count(ratio), f.whole("head_dim", high=65536)
+            index = (f.whole("index_head_dim", high=65536), count) if ratio == 4 else (0, 0)
+            kept.append(Attention("full", count, 1, dim, 0, index_dim=index[0], index_layers=index[1], ratio=ratio))
+    return tuple(kept), None
 
 
 def v4_kept(f: Fields, layers: int) -> Attention:
@@ -742,7 +794,7 @@ def qwen_mtp(key: str) -> t.Callable[[Architecture, Fields], Draft | None]:
             return None
         hidden = f.whole("hidden_size")
         kv_heads, head_dim = heads_of(f)[1:]
-        weights = block.linear("mtp.fc", hidden, 2 * hidden, "none") + block.vector("mtp.norms", 3 * hidden)
+        weights = block.plain("mtp.fc", hidden, 2 * hidden) + block.vector("mtp.norms", 3 * hidden)
         for number in range(count):
             layer = f"mtp.layers.{number}"
             weights += (
@@ -861,6 +913,7 @@ MINIMAX_M3 = Architecture(minimax_m3_mixer, minimax_m3_feed, full, experts=("num
 GPT_OSS = Architecture(
     gqa(bias=True, out_bias=True, sinks=True), gpt_oss_experts, split_by_window(any_heads), experts=("num_local_experts",)
 )
+DEEPSEEK_GENERIC = Architecture(gqa(), deepseek_experts, full, experts=("n_routed_experts", "num_experts"))
 GEMMA = {"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
 GEMMA2 = Architecture(gqa(), dense, full, norms=4, tied=True, defaults=GEMMA)
 GEMMA3 = Architecture(gqa("head"), dense, full, norms=4, tied=True, defaults={**GEMMA, "vocab_size": 262208})
@@ -956,6 +1009,7 @@ ARCHITECTURES: t.Dict[str, Architecture] = {  # noqa: UP006
     "Gemma4ForCausalLM": dataclasses.replace(GEMMA4, prefix="model.", vision=None),
     "Gemma4ForConditionalGeneration": GEMMA4,
     "Llama4ForConditionalGeneration": LLAMA4,
+    "GraniteMoeHybridForCausalLM": Architecture(granite_mixer, granite_feed, granite_memory, tied=True, experts=("num_local_experts",)),
     "NemotronHForCausalLM": NEMOTRON_H,
     "Step3p5ForCausalLM": STEP3_5,
     "Step3p7ForConditionalGeneration": STEP3_7,
@@ -963,3 +1017,32 @@ ARCHITECTURES: t.Dict[str, Architecture] = {  # noqa: UP006
     "DeepseekV4ForCausalLM": DEEPSEEK_V4,
     "KimiK3ForConditionalGeneration": KIMI_K3,
 }
+
+# Fields of layers that keep a state: without a reader of its own nothing honest can be said about such a model
+RECURRENT = (
+    "mamba",
+    "ssm_",
+    "ssm_cfg",
+    "linear_num_",
+    "linear_attn",
+    "conv_kernel",
+    "hybrid_override_pattern",
+    "rwkv",
+    "time_mix",
+    "short_conv",
+)
+
+
+def generic(name: str, f: Fields) -> Architecture:
+    """What comes nearest to an architecture that has no reader, by its fields; a problem where nothing does."""
+    state = sorted(key for key in f.values if isinstance(key, str) and key.startswith(RECURRENT))
+    if state:
+        found = f"{name}, whose layers keep a state ({state[0]})"
+        f.problem(
+            "architectures", "an architecture that the plan has a reader for", found, "plan with measured numbers, or report the model"
+        )
+    if f.has("kv_lora_rank"):
+        return DEEPSEEK
+    if f.has("num_local_experts"):
+        return dataclasses.replace(LLAMA, feed=mixtral_experts, experts=("num_local_experts",))
+    return DEEPSEEK_GENERIC if f.has("n_routed_experts", "num_experts") else LLAMA
