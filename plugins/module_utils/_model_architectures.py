@@ -634,21 +634,21 @@ def granite_memory(f: Fields) -> Memory:
 
 
 def v4_memory(f: Fields) -> Memory:
-    """DeepSeek V4: every layer keeps a window of its one key; some keep compressed keys beside it, with an indexer where the ratio is 4."""
+    """DeepSeek V4: every layer keeps a window; some keep what compresses 4 tokens, with keys of an indexer, others what compresses 128."""
     layers = layer_count(f)
     ratios = [_entry(f, "compress_ratios", number) for number in range(layers)]
-    kept = [v4_kept(f, layers)]
-    for ratio in sorted(set(ratios)):
-        if ratio > 0:
-            count, dim = ratios.count(ratio), f.whole("head_dim", high=65536)
-            index = (f.whole("index_head_dim", high=65536), count) if ratio == 4 else (0, 0)
-            kept.append(Attention("full", count, 1, dim, 0, index_dim=index[0], index_layers=index[1], ratio=ratio))
-    return tuple(kept), None
+    fine, coarse = ratios.count(4), ratios.count(128)
+    if fine + coarse + ratios.count(0) != layers:
+        f.problem(
+            "compress_ratios", "a list of 0, 4 and 128", str(sorted(set(ratios)))[:60], "plan with measured numbers, or report the model"
+        )
+    kept = v4_kept(f, layers)
+    return (dataclasses.replace(kept, index_dim=f.whole("index_head_dim") if fine else 0, index_layers=fine, coarse_layers=coarse),), None
 
 
 def v4_kept(f: Fields, layers: int) -> Attention:
     """The window that layers of DeepSeek V4 keep."""
-    return Attention("sliding", layers, 1, f.whole("head_dim", high=65536), 0, f.whole("sliding_window"))
+    return Attention("compressed", layers, window=f.whole("sliding_window"), latent_dim=f.whole("head_dim", high=65536))
 
 
 def any_heads(f: Fields, _number: int) -> t.Tuple[int, int, int]:  # noqa: UP006

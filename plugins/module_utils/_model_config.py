@@ -195,6 +195,7 @@ def read(
         vision=_vision(vision, architecture) if vision else None,
         multimodal=architecture.vision is not None or vision is not None,
         quantization=quantisation.method,
+        kv_cache_dtype=quantisation.kv_cache,
         notes=(() if known else (UNKNOWN.format(name),)) + tuple(quantisation.notes),
     )
     return (None, list(problems.values())) if problems else (model, [])

@@ -108,6 +108,7 @@ class Quantisation:
         self.method = method
         self.rules: t.List[Rule] = []  # noqa: UP006
         self.ignored = Patterns([])
+        self.kv_cache: str | None = None  # the type that the checkpoint asks for its cache
         self.draft = True  # whether layers for speculation are quantised like the rest
         self.notes: t.List[str] = []  # noqa: UP006
 
@@ -262,6 +263,15 @@ def _fp8(fields: Fields, result: Quantisation, expert_type: str) -> None:
     result.rules.append(Rule(None, form))
 
 
+def _kv_cache(fields: Fields) -> str | None:
+    """What --kv-cache-dtype auto makes of a checkpoint's own words; others than FP8 it takes for nothing (mem_cache/kv_cache_dtype.py)."""
+    scheme = fields.value("kv_cache_scheme")
+    if isinstance(scheme, dict):
+        return "fp8_e4m3" if scheme.get("type") == "float" and scheme.get("num_bits") == 8 else None
+    algorithm = fields.value("kv_cache_quant_algo")
+    return "fp8_e4m3" if isinstance(algorithm, str) and algorithm.upper() == "FP8" else None
+
+
 def _at_start(asked: str | None) -> Quantisation:
     """What the engine makes of an unquantised checkpoint when --quantization asks for it."""
     result = Quantisation(asked)
@@ -293,6 +303,7 @@ def read_quantisation(
     if own is None:
         method = "modelopt"
     result = Quantisation(method or None)
+    result.kv_cache = _kv_cache(fields)
     if method.startswith("modelopt"):
         detailed = inside is not None and (inside.has("quantized_layers") or inside.has("exclude_modules"))
         _modelopt(t.cast(Fields, inside) if detailed else fields, result)

@@ -299,6 +299,40 @@ def test_each_part_has_its_own_format(name, wanted):
     assert {part: bits[part] for part in wanted} == {part: {round(value, 2)} for part, value in wanted.items()}
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("nvidia--GLM-5.1-NVFP4", "fp8_e4m3"),  # config.json: kv_cache_scheme
+        ("nvidia--GLM-5-NVFP4", "fp8_e4m3"),  # hf_quant_config.json: kv_cache_quant_algo
+        ("nvidia--Qwen3.6-35B-A3B-NVFP4", None),  # config.json comes first, and says nothing
+        ("moonshotai--Kimi-K2.5", None),
+        ("Qwen--Qwen3-8B", None),
+    ],
+)
+def test_the_cache_that_a_checkpoint_asks_for(name, wanted):
+    assert read(name).kv_cache_dtype == wanted
+
+
+def test_what_deepseek_v4_keeps():
+    (kept,) = read("deepseek-ai--DeepSeek-V4-Flash").attentions
+    assert (kept.kind, kept.layers, kept.window, kept.latent_dim) == ("compressed", 43, 128, 512)
+    assert (kept.index_layers, kept.index_dim, kept.coarse_layers) == (21, 128, 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("openai--gpt-oss-20b", [("full", 12, 8, 64, None), ("sliding", 12, 8, 64, 128)]),
+        ("google--gemma-4-26B-A4B", [("full", 5, 2, 512, None), ("sliding", 25, 8, 256, 1024)]),
+        ("meta-llama--Llama-4-Maverick-17B-128E-Instruct", [("full", 12, 8, 128, None), ("sliding", 36, 8, 128, 8192)]),
+        ("stepfun-ai--Step-3.7-Flash", [("full", 12, 8, 128, None), ("sliding", 33, 8, 128, 512)]),
+        ("nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8", [("full", 8, 2, 128, None)]),
+    ],
+)
+def test_which_layers_keep_all_and_which_a_window(name, wanted):
+    assert [(each.kind, each.layers, each.kv_heads, each.head_dim, each.window) for each in read(name).attentions] == wanted
+
+
 def test_unquantised_layers_for_speculation():
     draft = {part.name for part in read("nvidia--Qwen3.5-397B-A17B-NVFP4").parts if part.name.startswith("draft")}
     assert draft == {"draft", "draft.mlp", "draft.experts", "draft.embedding.copy", "draft.lm_head.copy"}
