@@ -14,11 +14,10 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._model_architect
     Architecture,
     Draft,
     generic,
-    heads_of,
-    layer_count,
 )
 from ansible_collections.firstlight.sglang.plugins.module_utils._model_fields import Fields, shown
 from ansible_collections.firstlight.sglang.plugins.module_utils._model_layers import Weight, Weights
+from ansible_collections.firstlight.sglang.plugins.module_utils._model_pieces import heads_of, layer_count
 from ansible_collections.firstlight.sglang.plugins.module_utils._model_quant import Quantisation, read_quantisation
 
 # SGLang 0.5.23 utils/hf_transformers/common.py: get_hf_text_config, CONTEXT_LENGTH_KEYS, get_context_length
