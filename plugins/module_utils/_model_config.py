@@ -11,14 +11,13 @@ from ansible_collections.firstlight.sglang.plugins.module_utils import _model_la
 from ansible_collections.firstlight.sglang.plugins.module_utils._model import Model, Part, Vision
 from ansible_collections.firstlight.sglang.plugins.module_utils._model_architectures import (
     ARCHITECTURES,
-    LLAMA,
     Architecture,
     Draft,
-    heads_of,
-    layer_count,
+    generic,
 )
 from ansible_collections.firstlight.sglang.plugins.module_utils._model_fields import Fields, shown
 from ansible_collections.firstlight.sglang.plugins.module_utils._model_layers import Weight, Weights
+from ansible_collections.firstlight.sglang.plugins.module_utils._model_pieces import heads_of, layer_count
 from ansible_collections.firstlight.sglang.plugins.module_utils._model_quant import Quantisation, read_quantisation
 
 # SGLang 0.5.23 utils/hf_transformers/common.py: get_hf_text_config, CONTEXT_LENGTH_KEYS, get_context_length
@@ -26,6 +25,7 @@ TEXT_KEYS = ("thinker_config", "llm_config", "language_config", "text_config")
 CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
 CONTEXT_DEFAULT = 2048
 VISION_LAYERS_DEFAULT = 24  # of the default fraction: SGLang 0.5.23 arg_groups/memory_hook.py, where vision_config has no num_hidden_layers
+UNKNOWN = "{} has no reader: counted as the common architecture that its fields come nearest to, so every number is an estimate"
 MOST_PARAMETERS = 10**14
 DTYPES = {
     "bfloat16": "bfloat16",
@@ -140,8 +140,12 @@ def parts(weights: Weights, quantisation: Quantisation, bits: int) -> t.Tuple[Pa
 def read(
     config: t.Any,
     quant_config: t.Any = None,
+    quantize: str | None = None,
 ) -> t.Tuple[Model | None, t.List[str]]:  # noqa: UP006
-    """The model a configuration describes, or its problems, all of them."""
+    """The model a configuration describes, or its problems, all of them.
+
+    quantize: what --quantization asks for; it matters where the checkpoint itself is not quantised.
+    """
     if not isinstance(config, dict):
         return None, [f"config.json: expected an object, found {shown(config)}; take the config.json that was published with the model"]
     if quant_config is not None and not isinstance(quant_config, dict):
@@ -156,7 +160,7 @@ def read(
     if not name:
         fields.problem("architectures", "a list with the name of an architecture", shown(config.get("architectures")), "name it")
     known = name in ARCHITECTURES
-    architecture = ARCHITECTURES.get(name, LLAMA)
+    architecture = ARCHITECTURES[name] if known else generic(name, f)
     f.defaults = architecture.defaults
     attentions, state = architecture.memory(f)
     weights = count(architecture, fields, f)
@@ -166,7 +170,7 @@ def read(
     if architecture.rotary:
         weights.append(rotary_table(f))
     dtype = model_dtype(fields, f)
-    quantisation = read_quantisation(fields, f, quant_config)
+    quantisation = read_quantisation(fields, f, quant_config, quantize)
     vision = _vision_fields(architecture, fields)
     total = sum(weight.elements for weight in weights)
     if total > MOST_PARAMETERS:
@@ -190,7 +194,8 @@ def read(
         vision=_vision(vision, architecture) if vision else None,
         multimodal=architecture.vision is not None or vision is not None,
         quantization=quantisation.method,
-        notes=tuple(quantisation.notes),
+        kv_cache_dtype=quantisation.kv_cache,
+        notes=(() if known else (UNKNOWN.format(name),)) + tuple(quantisation.notes),
     )
     return (None, list(problems.values())) if problems else (model, [])
 

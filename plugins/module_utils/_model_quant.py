@@ -108,11 +108,13 @@ class Quantisation:
         self.method = method
         self.rules: t.List[Rule] = []  # noqa: UP006
         self.ignored = Patterns([])
+        self.kv_cache: str | None = None  # the type that the checkpoint asks for its cache
+        self.draft = True  # whether layers for speculation are quantised like the rest
         self.notes: t.List[str] = []  # noqa: UP006
 
     def format(self, weight: Weight) -> Format | None:
         """The format of a weight, None for the model's own type."""
-        if not weight.quantisable or self.ignored.match(weight.name):
+        if not weight.quantisable or (weight.part.startswith("draft") and not self.draft) or self.ignored.match(weight.name):
             return None
         for rule in self.rules:
             if weight.quantisable in rule.kinds and (rule.patterns is None or rule.patterns.match(weight.name)):
@@ -183,6 +185,8 @@ def _modelopt(fields: Fields, result: Quantisation) -> None:
     single = _algorithm(fields, "quant_algo", word, group)
     if single:
         result.rules.append(Rule(None, single))
+        # SGLang 0.5.23 models/qwen3_5_mtp.py (_mtp_quant_config), models/deepseek_nextn.py
+        result.draft = single.name != "nvfp4"
     if not fields.has("exclude_modules", "ignore"):
         result.notes.append(f"{word} without a list of what it leaves out: counted as if it quantised every projection")
 
@@ -259,13 +263,38 @@ def _fp8(fields: Fields, result: Quantisation, expert_type: str) -> None:
     result.rules.append(Rule(None, form))
 
 
-def read_quantisation(config: Fields, text: Fields, quant_config: t.Dict[str, t.Any] | None) -> Quantisation:  # noqa: UP006
-    """What a model's files say of its quantisation. quant_config: hf_quant_config.json, where the checkpoint has one."""
+def _kv_cache(fields: Fields) -> str | None:
+    """What --kv-cache-dtype auto makes of a checkpoint's own words; others than FP8 it takes for nothing (mem_cache/kv_cache_dtype.py)."""
+    scheme = fields.value("kv_cache_scheme")
+    if isinstance(scheme, dict):
+        return "fp8_e4m3" if scheme.get("type") == "float" and scheme.get("num_bits") == 8 else None
+    algorithm = fields.value("kv_cache_quant_algo")
+    return "fp8_e4m3" if isinstance(algorithm, str) and algorithm.upper() == "FP8" else None
+
+
+def _at_start(asked: str | None) -> Quantisation:
+    """What the engine makes of an unquantised checkpoint when --quantization asks for it."""
+    result = Quantisation(asked)
+    form = {"fp8": FP8_TENSOR, "w8a8_fp8": FP8_CHANNEL, "mxfp8": MXFP8}.get(asked or "")
+    if form:
+        result.rules.append(Rule(None, form))
+    elif asked:
+        result.notes.append(f"--quantization {asked} on an unquantised checkpoint: counted as unquantised")
+    return result
+
+
+def read_quantisation(
+    config: Fields,
+    text: Fields,
+    quant_config: t.Dict[str, t.Any] | None,  # noqa: UP006
+    asked: str | None = None,
+) -> Quantisation:
+    """What a model's files say of its quantisation. quant_config: hf_quant_config.json, where there is one. asked: --quantization."""
     outer = None if quant_config is None else Fields(quant_config, config.problems, "hf_quant_config.json: ")
     inside = (outer.part("quantization") or outer) if outer else None
     own = config.part("quantization_config") or text.part("quantization_config") or config.part("compression_config")
     if own is None and inside is None:
-        return Quantisation()
+        return _at_start(asked)
     fields = t.cast(Fields, own if own is not None else inside)
     method = fields.word("quant_method").lower()
     if own is not None and not method and (own.has("quant_algo") or own.part("quantization")):
@@ -274,6 +303,7 @@ def read_quantisation(config: Fields, text: Fields, quant_config: t.Dict[str, t.
     if own is None:
         method = "modelopt"
     result = Quantisation(method or None)
+    result.kv_cache = _kv_cache(fields)
     if method.startswith("modelopt"):
         detailed = inside is not None and (inside.has("quantized_layers") or inside.has("exclude_modules"))
         _modelopt(t.cast(Fields, inside) if detailed else fields, result)
