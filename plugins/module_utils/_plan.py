@@ -218,9 +218,9 @@ def _memory(request: Request, resolved: _plan_defaults.Resolved, weights: Weight
     counted = _plan_defaults.since(request.release, "0.5.14")  # the draft before the pools, and a baseline of its own
     loaded = weights.target_gib + (weights.draft_gib if counted else 0.0)
     if counted:
-        overhead = weights.rotary_gib + _LOAD_OVERHEAD[model.multimodal][2 - level] + (_DRAFT_OVERHEAD if weights.draft_gib else 0.0)
+        overhead = weights.rotary_gib + _LOAD_OVERHEAD[resolved.multimodal][2 - level] + (_DRAFT_OVERHEAD if weights.draft_gib else 0.0)
     else:
-        overhead = _LOAD_OVERHEAD_0513[model.multimodal][2 - level]
+        overhead = _LOAD_OVERHEAD_0513[resolved.multimodal][2 - level]
     if resolved.quantization == "fp8" and model.quantization is None:
         overhead += _ONLINE_FP8
     if given.avail_before_weights_gib is not None:
@@ -231,7 +231,7 @@ def _memory(request: Request, resolved: _plan_defaults.Resolved, weights: Weight
     if given.free_after_load_gib is not None:
         return baseline, given.free_after_load_gib, baseline - loaded - given.free_after_load_gib
     if given.weights_gib is not None:  # printed as the difference of free memory, so what loading took is in it
-        overhead = _BEFORE_LOAD_LINE + _AFTER_LOAD_LINE[model.multimodal] if counted else 0.0
+        overhead = _BEFORE_LOAD_LINE + _AFTER_LOAD_LINE[resolved.multimodal] if counted else 0.0
     return baseline, baseline - loaded - overhead, overhead
 
 

@@ -82,6 +82,7 @@ class Resolved:
     max_total_tokens: int | None
     hybrid_swa: bool
     swa_full_tokens_ratio: float
+    multimodal: bool
 
     @property
     def attention_tp(self) -> int:
@@ -153,6 +154,7 @@ _OWN_DRAFT = (
     "MistralLarge3ForCausalLM",
     "PixtralForConditionalGeneration",
 )
+_TEXT_UNLESS_ASKED = ("Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration", "Step3VLForConditionalGeneration")
 _EAGLE = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 
 # SWA: architectures with two pools, by the release that brought them; others keep every token in every layer.
@@ -220,21 +222,28 @@ def _speculation(model: _model.Model, args: Args) -> Speculation | None:
 
 
 def _attention_backend(model: _model.Model, card: Card, args: Args, spec: Speculation | None) -> str:
-    if args.get("attention_backend"):
-        return str(args["attention_backend"])
+    """The backend that a release chooses (BACKEND); of sparse and compressed attention there is only one."""
     major = int((card.compute_capability or "0.0").split(".")[0])
-    mla = is_mla(model)
-    if model.attentions[0].kind == "compressed":
-        return "dsv4"
-    if is_sparse(model):
-        return "dsa"
-    if mla:
-        return {9: "fa3", 10: "trtllm_mla"}.get(major, "triton")
-    if spec is not None and spec.topk > 1:
-        return "flashinfer"
-    return {9: "fa3", 10: "trtllm_mha"}.get(major, "flashinfer")
+    by_major = {9: "fa3", 10: "trtllm_mha"}
+    otherwise = "triton" if model.architecture in _TRITON else "flashinfer"
+    chosen = by_major.get(major, otherwise)
+    if is_compressed(model):
+        chosen = "dsv4"
+    elif is_sparse(model):
+        chosen = "dsa"
+    elif is_mla(model):
+        chosen = {9: "fa3", 10: "trtllm_mla"}.get(major, "triton")
+    elif model.architecture.startswith("Gemma4"):
+        chosen = "triton"
+    elif spec is not None and spec.topk > 1:
+        chosen = "flashinfer"
+    elif model.architecture == "NemotronHForCausalLM" and spec is not None:
+        chosen = by_major.get(major, "triton")
+    return str(args.get("attention_backend") or chosen)
 
 
+# BACKEND: where no backend of the card's own serves them: no attention sinks in flashinfer, Llama 4's chunks.
+_TRITON = ("GptOssForCausalLM", "Llama4ForConditionalGeneration")
 # BACKEND: the page size that a backend wants when another one is given.
 _PAGES = {"trtllm_mha": 64, "trtllm_mla": 64, "flashmla": 64, "cutlass_mla": 128, "dsa": 64, "nsa": 64, "dsv4": 256}
 
@@ -242,6 +251,18 @@ _PAGES = {"trtllm_mha": 64, "trtllm_mla": 64, "flashmla": 64, "cutlass_mla": 128
 def is_mla(model: _model.Model) -> bool:
     """Its attention keeps one latent per token."""
     return any(attention.kind == "mla" for attention in model.attentions)
+
+
+def is_compressed(model: _model.Model) -> bool:
+    """Its attention keeps windows and compressed latents (DeepSeek V4)."""
+    return any(attention.kind == "compressed" for attention in model.attentions)
+
+
+def is_multimodal(model: _model.Model, args: Args) -> bool:
+    """Whether the release serves images with it: some architectures only when asked (0.5.8 and 0.5.23 configs/model_config.py)."""
+    if args.get("enable_multimodal") is not None:
+        return model.multimodal and bool(args["enable_multimodal"])
+    return model.multimodal and model.architecture not in _TEXT_UNLESS_ASKED
 
 
 def is_sparse(model: _model.Model) -> bool:
@@ -255,6 +276,8 @@ def _kv_cache_dtype(model: _model.Model, card: Card, args: Args) -> str:
         return wanted
     if wanted == "bf16":
         return "bfloat16"
+    if is_compressed(model):  # SGLang 0.5.23 arg_groups/overrides.py:895
+        return "fp8_e4m3"
     if is_sparse(model):  # SGLang 0.5.23 arg_groups/overrides.py:530
         return "fp8_e4m3" if int((card.compute_capability or "0.0").split(".")[0]) >= 10 else "bfloat16"
     return model.kv_cache_dtype or model.dtype  # mem_cache/kv_cache_dtype.py:34
@@ -290,7 +313,7 @@ def _prefill_graphs(release: str, model: _model.Model, args: Args, spec: Specula
     allowed = _MULTIMODAL_PREFILL.get(model.architecture)
     excluded = [
         int(args.get("pp_size") or 1) > 1,
-        model.multimodal and not (allowed and since(release, allowed)),
+        is_multimodal(model, args) and not (allowed and since(release, allowed)),
     ]
     if not since(release, "0.5.15"):
         names = next(names for first, names in reversed(tuple(_NO_PIECEWISE.items())) if since(release, first))
@@ -391,7 +414,7 @@ def _fraction(model: _model.Model, card: Card, args: Args, reserve: float) -> fl
     if args.get("mem_fraction_static") is not None:
         return float(args["mem_fraction_static"])
     fraction: float = round((card.memory_total_mib - reserve) / card.memory_total_mib, 3)
-    lowered = model.multimodal and model.vision is not None and not args.get("language_only")
+    lowered = is_multimodal(model, args) and model.vision is not None and not args.get("language_only")
     if lowered and model.vision is not None:
         fraction *= vision_factor(model.vision)
     return fraction
@@ -413,7 +436,9 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
     attn_dp = _optional(args, "attn_dp_size") or 1
     dp_size = attn_dp if attn_dp > 1 else int(args.get("dp_size") or 1)
     spec = _speculation(model, args)
-    running = _optional(args, "max_running_requests") or (48 if spec is not None else None)
+    # 0.5.12 and later arg_groups/deepseek_v4_hook.py: 256
+    usual = 256 if is_compressed(model) else 48 if spec is not None else None
+    running = _optional(args, "max_running_requests") or usual
     chunk, largest = _memory_class(release, card, tp_size)
     chunk = chunk if args.get("chunked_prefill_size") is None else int(args["chunked_prefill_size"])
     largest, captured = _decode_graphs(release, args, largest)
@@ -459,6 +484,7 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
         max_total_tokens=_optional(args, "max_total_tokens"),
         hybrid_swa=_hybrid_swa(release, model, args),
         swa_full_tokens_ratio=float(swa_ratio if swa_ratio is not None else 0.1 if model.architecture == "DeepseekV4ForCausalLM" else 0.8),
+        multimodal=is_multimodal(model, args),
         **numbers,
     )
 

@@ -20,7 +20,7 @@ import dataclasses
 import typing as t
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _model
-from ansible_collections.firstlight.sglang.plugins.module_utils._plan_defaults import Resolved, is_sparse, since
+from ansible_collections.firstlight.sglang.plugins.module_utils._plan_defaults import Resolved, is_compressed, is_sparse, since
 
 GIB = 1 << 30
 
@@ -107,7 +107,7 @@ def cell(model: _model.Model, resolved: Resolved) -> tuple[float, float]:
     """(bytes of one token of the full pool, bytes of one token of the sliding pool), all layers of one GPU."""
     stages = resolved.pp_size
     full = sliding = 0.0
-    if model.attentions[0].kind == "compressed":
+    if is_compressed(model):
         return _compressed(model.attentions[0], resolved) / stages, 0.0
     for attention in model.attentions:
         layers = -(-attention.layers // stages)
@@ -122,7 +122,8 @@ def cell(model: _model.Model, resolved: Resolved) -> tuple[float, float]:
     spec = resolved.speculation
     counted = spec is not None and spec.algorithm in ("EAGLE", "EAGLE3", "STANDALONE") and since(resolved.release, "0.5.14")
     # a named draft, or a target that says num_nextn_predict_layers; a path-less MTP layer of Qwen3.5/3.6 is not in the cell
-    if counted and spec is not None and (spec.draft_path or model.draft_key == "num_nextn_predict_layers") and model.draft_layers:
+    named = spec is not None and (spec.draft_path or model.draft_key == "num_nextn_predict_layers")
+    if counted and named and model.draft_layers and model.attentions:
         first = model.attentions[0]
         if is_sparse(model):
             full += model.draft_layers * (bytes_per_token_of(first, resolved) + _index_bytes(first))
@@ -255,9 +256,9 @@ def _requests(resolved: Resolved, tokens: int, slots: int | None) -> int:
     return number
 
 
-def reserved_for_vision(model: _model.Model, resolved: Resolved, transport: str | None) -> int:
+def reserved_for_vision(resolved: Resolved, transport: str | None) -> int:
     """Bytes of the budget that a vision model's later allocations take (PROFILE, since 0.5.18)."""
-    if not model.multimodal or not since(resolved.release, "0.5.18"):
+    if not resolved.multimodal or not since(resolved.release, "0.5.18"):
         return 0
     return (_VISION_CACHE_MIB + (_TRANSPORT_MIB if transport in ("cuda_ipc", "cuda_vmm") else 0)) << 20
 
@@ -268,11 +269,9 @@ def size(model: _model.Model, resolved: Resolved, baseline_gib: float, free_afte
     baseline_gib: free when the engine has set up its GPU and before it loads. free_after_load_gib: free after the weights
     (and, since 0.5.14, a draft's weights) are loaded. Both of the GPU with least memory.
     """
-    rest_gib = (
-        free_after_load_gib - baseline_gib * (1 - resolved.mem_fraction_static) - reserved_for_vision(model, resolved, transport) / GIB
-    )
+    rest_gib = free_after_load_gib - baseline_gib * (1 - resolved.mem_fraction_static) - reserved_for_vision(resolved, transport) / GIB
     full, sliding = cell(model, resolved)
-    if model.attentions[0].kind == "compressed" and since(resolved.release, "0.5.20"):
+    if is_compressed(model) and since(resolved.release, "0.5.20"):
         unknown = (
             f"how SGLang {resolved.release} sizes the pools of {model.architecture} is not known to this plan",
             "plan it as 0.5.19, or start it and read its log",
@@ -333,7 +332,7 @@ def size(model: _model.Model, resolved: Resolved, baseline_gib: float, free_afte
 
 def draft_kv_bytes(model: _model.Model, resolved: Resolved, tokens: int) -> int:
     """Bytes of the draft's own KV pool: its layers at the target's bytes, for as many tokens as the target's pool holds."""
-    if resolved.speculation is None or not model.draft_layers:
+    if resolved.speculation is None or not model.draft_layers or not model.attentions:
         return 0
     attention = model.draft_attention or next((a for a in model.attentions if a.kind != "sliding"), model.attentions[0])
     one = bytes_per_token_of(attention, resolved) + (_index_bytes(attention) if attention.index_dim else 0)
