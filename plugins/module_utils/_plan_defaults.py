@@ -237,8 +237,8 @@ def _attention_backend(model: _model.Model, card: Card, args: Args, spec: Specul
         chosen = "triton"
     elif spec is not None and spec.topk > 1:
         chosen = "flashinfer"
-    elif model.architecture == "NemotronHForCausalLM" and spec is not None:
-        chosen = by_major.get(major, "triton")
+    elif model.architecture == "NemotronHForCausalLM" and spec is not None and major >= 12:
+        chosen = "triton"
     return str(args.get("attention_backend") or chosen)
 
 
