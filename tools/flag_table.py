@@ -1,52 +1,80 @@
-"""Print the flag table of the SGLang release that is installed beside this interpreter.
+#!/usr/bin/env python3
+# Copyright: (c) 2026, Firstlight contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Put what a release says of its options into plugins/plugin_utils/data/flags/options.json.
 
-    <environment>/bin/python tools/flag_table.py > plugins/plugin_utils/data/flags/<release>.json
+    <environment>/bin/python -I plugins/module_utils/_flag_introspection.py > table.json
+    tools/flag_table.py table.json [another.json ...]
 
-The table is what the release's own argument parser accepts, reduced to what a check needs. No GPU is needed.
+A release that is there already is replaced. One line is one option for as long as it did not change: `since` is the first release of
+that stretch (absent: the oldest of all), `until` the last (absent: the newest).
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
+import re
 import sys
-from typing import Any
+import typing as t
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "collections"))
+
+from ansible_collections.firstlight.sglang.plugins.module_utils._flags import FlagHistory, compact  # noqa: E402
+
+OPTIONS = ROOT / "plugins/plugin_utils/data/flags/options.json"
+
+Option = t.Dict[str, t.Any]  # noqa: UP006  # evaluated at run time
+Tables = t.Dict[str, t.List[Option]]  # noqa: UP006
 
 
-def entry(action: argparse.Action) -> dict[str, Any]:
-    """One option: its long spellings, what kind of value it takes, and the values it admits."""
-    kind = "value"
-    if isinstance(action, argparse.BooleanOptionalAction):
-        kind = "boolean"
-    elif action.nargs == 0:
-        kind = "switch"
-    converter = getattr(action.type, "__name__", None) if action.type else "str"
-    return {
-        "flags": [spelling for spelling in action.option_strings if spelling.startswith("--")],
-        "dest": action.dest,
-        "kind": kind,
-        "type": None if kind != "value" else converter,
-        "nargs": action.nargs if kind == "value" else None,
-        "choices": sorted(str(choice) for choice in action.choices) if action.choices else None,
-    }
+def order(release: str) -> tuple[int, ...]:
+    """A key that sorts releases by age: 0.5.9 before 0.5.10 before 0.5.10.post1."""
+    return tuple(int(number) for number in re.findall(r"\d+", release))
 
 
-def table(parser: argparse.ArgumentParser, release: str) -> dict[str, Any]:
-    """The table of one release: {release, options: [entry, ...]} in the parser's own order."""
-    options = [entry(action) for action in parser._actions if action.dest != "help" and action.option_strings]
-    return {"release": release, "options": options}
+def collapse(tables: Tables) -> dict[str, t.Any]:
+    """What options.json holds, from the complete options of each release. Choices are sets: their order does not count."""
+    releases = sorted(tables, key=order)
+    stretches: list[tuple[str, int, int, Option]] = []  # first spelling, first release, last release, compact form
+    for number, release in enumerate(releases):
+        for option in tables[release]:
+            short = compact(option)
+            known = next((one for one in stretches if one[3] == short and one[2] == number - 1), None)
+            if known:
+                stretches.remove(known)
+            stretches.append((short["flags"][0], known[1] if known else number, number, short))
+    options = []
+    for _flag, first, last, short in sorted(stretches, key=lambda one: one[:3]):
+        since = {"since": releases[first]} if first > 0 else {}
+        until = {"until": releases[last]} if last < len(releases) - 1 else {}
+        options.append({**short, **since, **until})
+    return {"releases": releases, "options": options}
+
+
+def expand(data: t.Mapping[str, t.Any]) -> Tables:
+    """The complete options of each release in options.json."""
+    history = FlagHistory(data)
+    return {release: table.options for release in history.releases if (table := history.table(release))}
+
+
+def written(data: t.Mapping[str, t.Any]) -> str:
+    """The text of options.json: one option a line."""
+    lines = ",\n".join("  " + json.dumps(option) for option in data["options"])
+    return f'{{"releases": {json.dumps(data["releases"])}, "options": [\n{lines}\n]}}\n'
 
 
 def main() -> None:
-    """Introspect the installed release and print its table as JSON."""
-    from sglang.srt.server_args import ServerArgs  # noqa: PLC0415  # only the engine's environment has it
-
-    parser = argparse.ArgumentParser(add_help=False)
-    ServerArgs.add_cli_args(parser)
-    result = table(parser, importlib.metadata.version("sglang"))
-    options = ",\n".join("  " + json.dumps(option) for option in result["options"])
-    sys.stdout.write(f'{{"release": {json.dumps(result["release"])}, "options": [\n{options}\n]}}\n')
+    """Merge tables of releases into options.json."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("tables", nargs="+", type=Path, metavar="TABLE", help="what _flag_introspection.py printed")
+    tables = expand(json.loads(OPTIONS.read_text(encoding="utf-8"))) if OPTIONS.is_file() else {}
+    for path in parser.parse_args().tables:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        tables[table["release"]] = table["options"]
+    OPTIONS.write_text(written(collapse(tables)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -86,24 +86,16 @@ _raw:
 
 import functools
 import hashlib
-import json
 import pathlib
 
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.firstlight.sglang.plugins.module_utils._flags import FlagTable
 from ansible_collections.firstlight.sglang.plugins.module_utils._instances import PREFIX, Catalogue, Settings, resolve
+from ansible_collections.firstlight.sglang.plugins.plugin_utils import flag_tables
 
 _COLLECTION = pathlib.Path(__file__).resolve().parents[2]
 _LOCKS = _COLLECTION / "roles/sglang_venv/files/locks"
 _SCRIPTS = _COLLECTION / "roles/sglang_model/files"
-_FLAGS = _COLLECTION / "plugins/plugin_utils/data/flags"
-
-
-@functools.cache
-def _flag_table(release):
-    path = _FLAGS / f"{release}.json"
-    return FlagTable(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
 @functools.cache
@@ -123,7 +115,7 @@ def _build_script(name):
 
 
 CATALOGUE = Catalogue(
-    flag_table=_flag_table,
+    flag_table=flag_tables.table,
     lock_sha256=_lock_sha256,
     build_script=_build_script,
     environments=tuple(sorted(path.stem for path in _LOCKS.glob("*-*.txt"))),

@@ -3,25 +3,19 @@
 # PRIVATE to the collection.
 """SGLang's own flags: is a set valid for a release, and what does it look like on a command line.
 
-The truth is the table of a release (plugins/plugin_utils/data/flags/<release>.json), printed by that release's own
-argument parser (tools/flag_table.py). Nothing here guesses a flag.
+The truth is what each release's own argument parser says (plugins/plugin_utils/data/flags/options.json, made by tools/flag_table.py).
+Nothing here guesses a flag.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import math
+import re
 import typing as t
 
-# A flag that an older release had, and what took its place: (release that removed it, what to write instead).
-# Source: the option lists of the releases 0.5.6 ... 0.5.23.
-RENAMED: dict[str, tuple[str, str]] = {
-    "mamba_scheduler_strategy": ("0.5.20", "mamba_radix_cache_strategy"),
-    "cuda_graph_max_bs": ("0.5.20", "cuda_graph_max_bs_decode"),
-    "cuda_graph_bs": ("0.5.20", "cuda_graph_bs_decode"),
-    "disable_piecewise_cuda_graph": ("0.5.20", "disable_prefill_cuda_graph"),
-    "enable_gdn_replayssm_spec": ("0.5.20", "enable_linear_replayssm_spec"),
-}
+from ansible_collections.firstlight.sglang.plugins.module_utils import _flag_renames
 
 # What the parser calls its converters, in words.
 _TYPE_WORDS = {
@@ -35,18 +29,94 @@ _TYPE_WORDS = {
 }
 
 
+# SGLANG 0.5.23 utils/common.py:3394: decimals with decimal units only.
+_HUMAN_READABLE = r"\d+((\.\d+)?[kMGT]|[KMGT]i)?"
+
+
+class Span(t.NamedTuple):
+    """When a spelling was a flag: the first and the last release that have it, and the field that the last one stores it in."""
+
+    first: str
+    last: str
+    dest: str
+
+
 class FlagTable:
     """The options of one release, found by the snake_case of any long spelling."""
 
-    def __init__(self, data: t.Mapping[str, t.Any]) -> None:
-        """data: the parsed JSON of one flag table."""
+    def __init__(self, data: t.Mapping[str, t.Any], history: FlagHistory | None = None) -> None:
+        """data: {release, options}, each option as FlagHistory.options has it. history: the other releases, to say where a flag went."""
         self.release: str = data["release"]
+        self.history = history
+        self.options: list[dict[str, t.Any]] = list(data["options"])
         self.by_name: dict[str, dict[str, t.Any]] = {}
-        for option in data["options"]:
-            for spelling in option["flags"]:
-                if option["kind"] == "boolean" and spelling.startswith("--no-"):
-                    continue
-                self.by_name[snake(spelling)] = option
+        for option in self.options:
+            for name in names(option):
+                self.by_name[name] = option
+
+
+class FlagHistory:
+    """The options of all releases: one entry for each stretch of releases in which an option did not change."""
+
+    def __init__(self, data: t.Mapping[str, t.Any]) -> None:
+        """data: the parsed JSON of options.json: releases, oldest first, and options, in the compact form."""
+        self.releases: list[str] = list(data["releases"])
+        self._options: list[t.Mapping[str, t.Any]] = list(data["options"])
+        self.spans: dict[str, Span] = {}
+        for option in self._options:
+            whole = complete(option)
+            first, last = self._stretch(option)
+            for name in names(whole):
+                known = self.spans.get(name)
+                since = min(first, self.releases.index(known.first)) if known else first
+                until = max(last, self.releases.index(known.last)) if known else last
+                dest = whole["dest"] if known is None or until == last else known.dest
+                self.spans[name] = Span(self.releases[since], self.releases[until], dest)
+
+    def _stretch(self, option: t.Mapping[str, t.Any]) -> tuple[int, int]:
+        first, last = option.get("since", self.releases[0]), option.get("until", self.releases[-1])
+        return self.releases.index(first), self.releases.index(last)
+
+    def table(self, release: str) -> FlagTable | None:
+        """The options of one release, or None when it is not one of those in the table."""
+        if release not in self.releases:
+            return None
+        here = self.releases.index(release)
+        stretches = ((self._stretch(option), option) for option in self._options)
+        options = [complete(option) for (first, last), option in stretches if first <= here <= last]
+        return FlagTable({"release": release, "options": options}, self)
+
+    def removed_in(self, name: str) -> str | None:
+        """The first release that lacks a flag that older ones had, or None when the newest has it or none ever had."""
+        span = self.spans.get(name)
+        if span is None:
+            return _flag_renames.BEFORE_TABLES.get(name)
+        if span.last == self.releases[-1]:
+            return None
+        return self.releases[self.releases.index(span.last) + 1]
+
+
+def names(option: t.Mapping[str, t.Any]) -> list[str]:
+    """The names of a (complete) option: its long spellings in snake_case, without the --no- twin of a boolean."""
+    return [snake(flag) for flag in option["flags"] if option["kind"] != "boolean" or not flag.startswith("--no-")]
+
+
+# What an option is when its compact form does not say otherwise.
+_USUAL = {"kind": "value", "type": "str", "nargs": None, "choices": None, "default": None, "const": None, "deprecated": False}
+
+
+def complete(option: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+    """An option's compact form with all that it leaves out, in the order in which _flag_introspection.py prints it."""
+    usual: dict[str, t.Any] = {"flags": [], "dest": snake(option["flags"][0]), **_USUAL}
+    if option.get("kind", "value") != "value":
+        usual.update(type=None, default=False)
+    return {key: option.get(key, value) for key, value in usual.items()}
+
+
+def compact(option: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+    """A complete option without what goes without saying."""
+    usual = complete({"flags": option["flags"], "kind": option["kind"]})
+    return {key: value for key, value in option.items() if (key in ("flags", "kind") and value != "value") or usual[key] != value}
 
 
 def found(value: t.Any) -> str:
@@ -67,13 +137,51 @@ def spelling(name: str) -> str:
 
 
 def unknown_flag(table: FlagTable, name: str) -> str:
-    """What to tell about a name that the release does not have: its new name, its right spelling, or the nearest ones."""
-    if name in RENAMED and RENAMED[name][1] in table.by_name:
-        removed_in, new_name = RENAMED[name]
-        return f"was removed in SGLang {removed_in}; write {new_name}"
+    """What to tell about a name that the release does not have: what became of it, its right spelling, or the nearest ones."""
     if snake(name) in table.by_name:
         return f"is spelled {snake(name)} here (snake_case of the flag)"
-    near = difflib.get_close_matches(snake(name), table.by_name, n=3, cutoff=0.6)
+    if snake(name) == "model_type":
+        return "belongs to `sglang serve` and not to its options; the instance's command line has it already (llm)"
+    return _elsewhere(table, snake(name)) or _nearest(table, snake(name))
+
+
+def _elsewhere(table: FlagTable, name: str) -> str | None:
+    """What to tell about a flag of other releases, or None when no release has it."""
+    if table.history is None:
+        return None
+    order, here = table.history.releases, table.history.releases.index(table.release)
+    removed_in, span = table.history.removed_in(name), table.history.spans.get(name)
+    if removed_in and (removed_in not in order or order.index(removed_in) <= here):
+        return f"was removed in SGLang {removed_in}; {instead(table, name)}"
+    if span and order.index(span.first) > here:
+        older = sorted(old for old in table.by_name if span.dest in (successor(table.history, old), table.history.spans[old].dest))
+        return f"came with SGLang {span.first} and this is {table.release}; {f'write {older[0]}' if older else 'leave it out'}"
+    return f"is not a flag of SGLang {table.release}, though of releases before and after it; leave it out" if span else None
+
+
+def successor(history: FlagHistory, name: str) -> str | None:
+    """The flag that took the place of one that went away, if one did."""
+    if name in _flag_renames.INSTEAD:
+        return _flag_renames.INSTEAD[name].flag
+    span = history.spans.get(name)
+    if span is None or history.removed_in(name) is None:
+        return None
+    return span.dest if span.dest != name and span.dest in history.spans else None
+
+
+def instead(table: FlagTable, name: str) -> str:
+    """What to do about a flag that went away."""
+    told = _flag_renames.INSTEAD.get(name)
+    flag = successor(table.history, name) if table.history else None
+    if flag is not None and flag not in table.by_name:
+        return "nothing in this release took its place; leave it out"
+    if told:
+        return told.do
+    return f"write {flag}" if flag else "nothing took its place; leave it out"
+
+
+def _nearest(table: FlagTable, name: str) -> str:
+    near = difflib.get_close_matches(name, table.by_name, n=3, cutoff=0.6)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; `sglang serve --help` lists them"
     return f"is not a flag of SGLang {table.release}{hint}"
 
@@ -87,7 +195,7 @@ def _scalar(converter: str, value: t.Any) -> str | None:
     if converter == "float":
         return _number(float, value)
     if converter == "human_readable_int":
-        return str(value) if isinstance(value, (int, str)) and str(value)[:1].isdigit() else None
+        return str(value) if isinstance(value, (int, str)) and re.fullmatch(_HUMAN_READABLE, str(value), re.ASCII) else None
     return str(value) if isinstance(value, (str, int, float)) and str(value) else None
 
 
@@ -95,10 +203,10 @@ def _number(kind: type, value: t.Any) -> str | None:
     if not isinstance(value, (int, float, str)) or (kind is int and isinstance(value, float)):
         return None
     try:
-        kind(value)
-    except ValueError:
+        finite = math.isfinite(kind(value))
+    except (ValueError, OverflowError):
         return None
-    return str(value)
+    return str(value) if finite else None
 
 
 def _json(converter: str, value: t.Any) -> str | None:
@@ -107,15 +215,23 @@ def _json(converter: str, value: t.Any) -> str | None:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
-    return json.dumps(value, separators=(",", ":"), sort_keys=True) if isinstance(value, wanted) else None
+    return _dumps(value) if isinstance(value, wanted) else None
+
+
+def _dumps(value: t.Any) -> str | None:
+    """A value as compact JSON, or None when it holds what JSON does not have (a date, a number that is none, keys of two types)."""
+    try:
+        return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def _word(converter: str, value: t.Any) -> str | None:
     """Like _scalar; a converter of SGLang's own (cuda_graph_config and its like) takes text or JSON."""
     if converter not in _TYPE_WORDS and isinstance(value, (dict, list)):
-        return json.dumps(value, separators=(",", ":"), sort_keys=True)
+        return _dumps(value)
     return _scalar(converter, value)
 
 
@@ -141,6 +257,8 @@ def render(option: t.Mapping[str, t.Any], name: str, value: t.Any) -> tuple[list
 def _render_value(option: t.Mapping[str, t.Any], flag: str, value: t.Any) -> tuple[list[str], str | None]:
     converter = option["type"] or "str"
     many = option["nargs"] in ("+", "*")
+    if value is True and option["nargs"] == "?":
+        return [flag], None
     if converter in ("loads", "json_list_type"):
         text = _json(converter, value)
         return ([flag, text], None) if text is not None else ([], _TYPE_WORDS[converter])
@@ -152,7 +270,15 @@ def _render_value(option: t.Mapping[str, t.Any], flag: str, value: t.Any) -> tup
         return [], f"{'a list, each element ' if many else ''}{_TYPE_WORDS.get(converter, 'text or JSON')}"
     if choices and any(word not in choices for word in words):
         return [], f"one of {', '.join(choices)}"
-    return [flag, *[word for word in words if word is not None]], None
+    return _joined(flag, [word for word in words if word is not None], many)
+
+
+def _joined(flag: str, words: list[str], many: bool) -> tuple[list[str], str | None]:
+    """The flag and its values. argparse takes a value that begins with a dash, and is no number, for the next flag."""
+    dashed = any(word.startswith("-") and not re.fullmatch(r"-\d+|-\d*\.\d+", word, re.ASCII) for word in words)
+    if not dashed:
+        return [flag, *words], None
+    return ([], "a list without elements that begin with a dash") if many else ([f"{flag}={words[0]}"], None)
 
 
 def check_args(table: FlagTable, args: t.Mapping[str, t.Any], reserved: t.Mapping[str, str]) -> tuple[list[str], list[str]]:

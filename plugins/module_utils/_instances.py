@@ -341,6 +341,7 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
         extra = _given(raw, "extra_args", [])
         problems += found + _flags.check_extra_args(table, extra, RESERVED)
         flags += extra
+        problems += [problem for word in flags if isinstance(word, str) for problem in _unit_text("args", _systemd.quote_word, word)]
     if problems:
         return None, problems
     key_variable = raw.get("api_key_variable")

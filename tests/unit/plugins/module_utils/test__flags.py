@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import argparse
+import datetime
 import json
-import pathlib
 
+import flag_samples
 import pytest
-from ansible_collections.firstlight.sglang.plugins.module_utils import _flags
+from ansible_collections.firstlight.sglang.plugins.module_utils import _flag_renames, _flags
+from ansible_collections.firstlight.sglang.plugins.plugin_utils import flag_tables
+from hypothesis import given
+from hypothesis import strategies as st
 
-DATA = pathlib.Path(__file__).parents[4] / "plugins/plugin_utils/data/flags/0.5.23.json"
-TABLE = _flags.FlagTable(json.loads(DATA.read_text()))
+HISTORY = flag_tables.history()
+TABLE = flag_tables.table("0.5.23")
+GONE = [name for name, span in HISTORY.spans.items() if span.last != HISTORY.releases[-1]]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +95,154 @@ def test_extra_args(extra_args, problems):
     assert len(_flags.check_extra_args(TABLE, extra_args, {"port": "set port", "api_key": "set api_key_variable"})) == problems
 
 
-def test_every_new_name_exists_and_no_old_one_does():
-    for old, (_release, new) in _flags.RENAMED.items():
-        assert old not in TABLE.by_name
-        assert new in TABLE.by_name
+@pytest.mark.parametrize("release", HISTORY.releases)
+def test_every_release_has_its_table(release):
+    table = flag_tables.table(release)
+    assert len(table.options) > 300
+    assert {"model_path", "tp_size", "mem_fraction_static", "context_length"} <= set(table.by_name)
+    assert table.by_name["mem_fraction_static"]["type"] == "float"
+    for option in table.options:
+        assert option["kind"] in ("switch", "boolean", "value")
+        assert (option["type"] is None) == (option["kind"] != "value")
+        assert all(flag.startswith("--") and not flag.startswith("---") for flag in option["flags"])
+
+
+def test_a_release_that_is_not_in_the_data_has_no_table():
+    assert flag_tables.table("0.5.7") is None
+
+
+@pytest.mark.parametrize(
+    ("release", "name", "field", "value"),
+    [
+        ("0.5.8", "mamba_scheduler_strategy", "choices", ["auto", "extra_buffer", "no_buffer"]),
+        ("0.5.14", "mamba_scheduler_strategy", "deprecated", True),
+        ("0.5.14", "mamba_scheduler_strategy", "dest", "mamba_radix_cache_strategy"),
+        ("0.5.23", "max_prefill_tokens", "default", 16384),
+        ("0.5.23", "dllm_fdfo", "default", True),
+        ("0.5.23", "model_checksum", "const", ""),
+        ("0.5.23", "disable_cuda_graph", "deprecated", True),
+        ("0.5.23", "cuda_graph_backend_prefill", "choices", ["breakable", "disabled", "full"]),
+        ("0.5.19", "speculative_algorithm", "default", None),
+    ],
+)
+def test_a_table_has_types_choices_and_defaults(release, name, field, value):
+    assert flag_tables.table(release).by_name[name][field] == value
+
+
+def test_what_goes_without_saying_comes_back():
+    for table in map(flag_tables.table, HISTORY.releases):
+        for option in table.options:
+            assert _flags.complete(_flags.compact(option)) == option
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_of_every_flag_that_went_away_is_told_when_and_what_to_do(name):
+    message = _flags.unknown_flag(TABLE, name)
+    assert message.startswith(f"was removed in SGLang {HISTORY.removed_in(name)}; ")
+    told = _flags.instead(TABLE, name)
+    if told.startswith("write "):
+        assert told.split()[1].rstrip(":") in TABLE.by_name
+    else:
+        assert name in _flag_renames.INSTEAD, "say in INSTEAD what took its place, or that nothing did"
+        assert told.endswith("leave it out")
+
+
+def test_nothing_is_told_of_a_flag_that_is_there():
+    assert set(_flag_renames.INSTEAD) - set(GONE) == set(_flag_renames.BEFORE_TABLES)
+    for name, told in _flag_renames.INSTEAD.items():
+        assert told.source.startswith("0.5.") or told.source.startswith("the "), name
+
+
+@pytest.mark.parametrize(
+    ("release", "name", "message"),
+    [
+        ("0.5.23", "cuda_graph_max_bs", "was removed in SGLang 0.5.20; write cuda_graph_max_bs_decode"),
+        ("0.5.23", "nsa_prefill_backend", "was removed in SGLang 0.5.20; write dsa_prefill_backend"),
+        ("0.5.23", "disable_piecewise_cuda_graph", "was removed in SGLang 0.5.20; write cuda_graph_backend_prefill: disabled"),
+        ("0.5.23", "enable_flashinfer_autotune", "was removed in SGLang 0.5.7; nothing took its place (it is on; "),
+        ("0.5.23", "stream_output", "was removed in SGLang 0.5.20; write incremental_streaming_output"),
+        ("0.5.12", "enable_double_sparsity", "was removed in SGLang 0.5.11; nothing took its place"),
+        ("0.5.12", "mamba_radix_cache_strategy", "came with SGLang 0.5.14 and this is 0.5.12; write mamba_scheduler_strategy"),
+        ("0.5.12", "cuda_graph_bs_decode", "came with SGLang 0.5.14 and this is 0.5.12; write cuda_graph_bs"),
+        ("0.5.12", "default_chat_template_kwargs", "came with SGLang 0.5.16 and this is 0.5.12; leave it out"),
+        ("0.5.23", "model_type", "belongs to `sglang serve`"),
+        ("0.5.23", "reasoning-parser", "is spelled reasoning_parser here"),
+        ("0.5.23", "--reasoning-parser", "is spelled reasoning_parser here"),
+        ("0.5.23", "enable_reasoning", "is not a flag of SGLang 0.5.23; did you mean"),
+    ],
+)
+def test_an_unknown_flag_is_told_where_it_is(release, name, message):
+    assert message in _flags.unknown_flag(flag_tables.table(release), name)
+
+
+CONVERTERS = {"str": str, "nullable_str": str, "int": int, "float": float, "loads": json.loads, "json_list_type": json.loads}
+
+
+def parser_of(table):
+    """A parser of argparse with the options of a table and its converters as far as they are plain ones."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for option in table.options:
+        if option["kind"] == "switch":
+            parser.add_argument(*option["flags"], dest=option["dest"], action="store_true")
+        elif option["kind"] == "boolean":
+            parser.add_argument(option["flags"][0], dest=option["dest"], action=argparse.BooleanOptionalAction)
+        else:
+            converter = CONVERTERS.get(option["type"], str)
+            choices = [converter(choice) for choice in option["choices"]] if option["choices"] else None
+            how = {"type": converter, "nargs": option["nargs"], "choices": choices, "const": option["const"]}
+            parser.add_argument(*option["flags"], dest=option["dest"], **{key: value for key, value in how.items() if value is not None})
+    return parser
+
+
+@pytest.mark.parametrize("release", HISTORY.releases)
+def test_every_flag_of_every_release_comes_back_from_argparse(release):
+    """Its own parsers are asked in tests/e2e/test_flags.py."""
+    table = flag_tables.table(release)
+    parser = parser_of(table)
+    for name, option in table.by_name.items():
+        if name in flag_samples.SPECIAL or option["type"] == "human_readable_int":
+            continue
+        for value, parsed in flag_samples.samples(option, name):
+            words, problems = _flags.check_args(table, {name: value}, {})
+            assert problems == []
+            assert getattr(parser.parse_args(words), option["dest"]) == parsed, (name, value)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"mem_fraction_static": float("nan")},
+        {"mem_fraction_static": "inf"},
+        {"mem_fraction_static": 10**400},
+        {"context_length": "8x"},
+        {"context_length": "1.5Ki"},
+        {"context_length": "-1"},
+        {"default_chat_template_kwargs": {"a": float("nan")}},
+        {"default_chat_template_kwargs": {"a": datetime.date(2026, 1, 1)}},
+        {"default_chat_template_kwargs": {"a": 1, 2: 3}},
+        {"default_chat_template_kwargs": "[" * 100_000},
+        {"uvicorn_access_log_exclude_prefixes": ["-x"]},
+    ],
+    ids=str,
+)
+def test_what_no_command_line_can_carry_is_refused(args):
+    words, problems = _flags.check_args(TABLE, args, {})
+    assert (words, len(problems)) == ([], 1)
+    assert ": expected " in problems[0]
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = st.sampled_from(sorted(HISTORY.spans)) | st.text() | st.integers() | st.none()
+
+
+@given(release=st.sampled_from(HISTORY.releases), args=st.dictionaries(NAMES, ANYTHING, max_size=6), extra=ANYTHING)
+def test_garbage_gives_words_or_problems_and_never_an_exception(release, args, extra):
+    table = flag_tables.table(release)
+    words, problems = _flags.check_args(table, args, {"port": "set port"})
+    assert all(isinstance(text, str) for text in words + problems)
+    assert all(problem.startswith("args.") for problem in problems)
+    assert all(isinstance(problem, str) for problem in _flags.check_extra_args(table, extra, {"port": "set port"}))

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-import json
 import pathlib
 
 import pytest
 import yaml
-from ansible_collections.firstlight.sglang.plugins.module_utils import _flags, _instances
+from ansible_collections.firstlight.sglang.plugins.module_utils import _instances
+from ansible_collections.firstlight.sglang.plugins.plugin_utils import flag_tables
 
 ROOT = pathlib.Path(__file__).parents[4]
-TABLE = _flags.FlagTable(json.loads((ROOT / "plugins/plugin_utils/data/flags/0.5.23.json").read_text()))
+TABLE = flag_tables.table("0.5.23")
 SETTINGS = _instances.Settings(
     release="0.5.23",
     variant="cuda",
@@ -129,6 +129,7 @@ def test_where_a_model_comes_from(model, expected):
         ({"args": {"tp_sise": 2}}, "args.tp_sise: is not a flag"),
         ({"args": {"api_key": "s"}}, "set api_key_variable"),
         ({"extra_args": ["--host", "0.0.0.0"]}, "extra_args: --host: this flag follows from the instance"),
+        ({"args": {"chat_template": "a\0b"}}, "args: a NUL character cannot be part of a unit"),
         ({"environment": {"A-B": 1}}, "is no name of an environment variable"),
         ({"verify": {"question": []}}, "verify.question: unknown key"),
         ({"verify": {"questions": [{"prompt": "x"}]}}, "verify.questions[0]: expected {prompt: text, expect: text}"),
