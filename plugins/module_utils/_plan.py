@@ -24,6 +24,8 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._plan_pools impo
 # tp 8: 1.97 (H20), 2.22 (H100), 3.06 (H200); tp 16: 2.68 (H800).
 _BEFORE_LOADING = ((1, 0.6, 1.0, 1.85), (2, 0.9, 1.35, 2.1), (4, 0.8, 1.6, 2.5))
 _BEFORE_LOADING_MANY = (1.8, 2.4, 3.2)
+# The same of memory that is the host's as well. PUBLIC: 9.4 to 10.2 on a DGX Spark.
+_BEFORE_LOADING_UNIFIED = (4.0, 9.7, 13.0)
 # GiB that loading takes beside the tensors and the rotary table: (lowest, usual, highest). MEASURED, whole: 0.07 to 0.12 for text models;
 # 0.14 for the 27B with its vision tower, 0.20 for one of its two ranks; a draft 0.004. Weights made to fp8 while loading leave 0.3 more.
 _LOAD_OVERHEAD = {False: (0.06, 0.08, 0.3), True: (0.1, 0.203, 0.45)}
@@ -157,8 +159,10 @@ def weigh(model: _model.Model, resolved: _plan_defaults.Resolved) -> Weights:
     return Weights(most.weights, most.draft, most.draft_copies, most.rotary)
 
 
-def before_loading_gib(ranks: int) -> tuple[float, float, float]:
+def before_loading_gib(ranks: int, unified: bool = False) -> tuple[float, float, float]:
     """(lowest, usual, highest) GiB that are gone before the engine loads."""
+    if unified:
+        return _BEFORE_LOADING_UNIFIED
     return next((row[1:] for row in _BEFORE_LOADING if ranks <= row[0]), _BEFORE_LOADING_MANY)
 
 
@@ -226,7 +230,7 @@ def _memory(request: Request, resolved: _plan_defaults.Resolved, weights: Weight
     if given.avail_before_weights_gib is not None:
         baseline = given.avail_before_weights_gib + (_BEFORE_LOAD_LINE if counted else 0.0)
     else:
-        gone = before_loading_gib(ranks)[2 - level]
+        gone = before_loading_gib(ranks, any(gpu.unified for gpu in request.gpus))[2 - level]
         baseline = min((gpu.memory_total_mib - gpu.used_mib) / 1024 for gpu in request.gpus[: max(ranks, 1)] or request.gpus) - gone
     if given.free_after_load_gib is not None:
         return baseline, given.free_after_load_gib, baseline - loaded - given.free_after_load_gib
