@@ -159,7 +159,8 @@ def v4_memory(f: Fields) -> Memory:
         f.problem(
             "compress_ratios", "a list of 0, 4 and 128", str(sorted(set(ratios)))[:60], "plan with measured numbers, or report the model"
         )
-    kept = v4_kept(f, layers)
+    listed_too = f.items("compress_ratios", (int,)) or []  # one more for the layer of speculation, which the engine counts as well
+    kept = v4_kept(f, max(layers, min(len(listed_too), layers + 64)))
     return (dataclasses.replace(kept, index_dim=f.whole("index_head_dim") if fine else 0, index_layers=fine, coarse_layers=coarse),), None
 
 
