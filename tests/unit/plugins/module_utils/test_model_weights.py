@@ -466,7 +466,7 @@ def test_the_cache_that_a_checkpoint_asks_for(name, wanted):
 
 def test_what_deepseek_v4_keeps():
     (kept,) = read("deepseek-ai--DeepSeek-V4-Flash").attentions
-    assert (kept.kind, kept.layers, kept.window, kept.latent_dim) == ("compressed", 43, 128, 512)
+    assert (kept.kind, kept.layers, kept.window, kept.latent_dim) == ("compressed", 44, 128, 512)
     assert (kept.index_layers, kept.index_dim, kept.coarse_layers) == (21, 128, 20)
 
 
