@@ -159,6 +159,11 @@ def weigh(model: _model.Model, resolved: _plan_defaults.Resolved) -> Weights:
     return Weights(most.weights, most.draft, most.draft_copies, most.rotary)
 
 
+def on_cpu(args: t.Mapping[str, t.Any]) -> bool:
+    """Whether the engine is to run without a GPU; then the host's memory stands for the GPU's."""
+    return args.get("device") == "cpu"
+
+
 def before_loading_gib(ranks: int, unified: bool = False) -> tuple[float, float, float]:
     """(lowest, usual, highest) GiB that are gone before the engine loads."""
     if unified:
@@ -182,7 +187,9 @@ def _activations_gib(model: _model.Model, resolved: _plan_defaults.Resolved) -> 
     return tokens * _ACTIVATION_MIB[model.state is not None] * width / 1024
 
 
-def _card(gpus: tuple[Gpu, ...]) -> _plan_defaults.Card:
+def _card(gpus: tuple[Gpu, ...], args: t.Mapping[str, t.Any]) -> _plan_defaults.Card:
+    if on_cpu(args):
+        return _plan_defaults.Card(None, None)
     smallest = min(gpus, key=lambda gpu: gpu.memory_total_mib)
     return _plan_defaults.Card(smallest.memory_total_mib, smallest.compute_capability)
 
@@ -215,7 +222,9 @@ def _shape_problems(request: Request, resolved: _plan_defaults.Resolved) -> list
     return problems
 
 
-def _memory(request: Request, resolved: _plan_defaults.Resolved, weights: Weights, level: int) -> tuple[float, float, float]:
+def _memory(
+    request: Request, args: t.Mapping[str, t.Any], resolved: _plan_defaults.Resolved, weights: Weights, level: int
+) -> tuple[float, float, float]:
     """(free before loading, free after loading, overhead of loading) in GiB. level: 0 least memory, 1 usual, 2 most."""
     given, model = request.given, request.model
     ranks = resolved.tp_size * resolved.pp_size
@@ -230,7 +239,7 @@ def _memory(request: Request, resolved: _plan_defaults.Resolved, weights: Weight
     if given.avail_before_weights_gib is not None:
         baseline = given.avail_before_weights_gib + (_BEFORE_LOAD_LINE if counted else 0.0)
     else:
-        gone = before_loading_gib(ranks, any(gpu.unified for gpu in request.gpus))[2 - level]
+        gone = 0.0 if on_cpu(args) else before_loading_gib(ranks, any(gpu.unified for gpu in request.gpus))[2 - level]
         baseline = min((gpu.memory_total_mib - gpu.used_mib) / 1024 for gpu in request.gpus[: max(ranks, 1)] or request.gpus) - gone
     if given.free_after_load_gib is not None:
         return baseline, given.free_after_load_gib, baseline - loaded - given.free_after_load_gib
@@ -248,7 +257,7 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
     args = request.args if args is None else args
     if request.given.mem_fraction_static is not None and args.get("mem_fraction_static") is None:
         args = {**args, "mem_fraction_static": request.given.mem_fraction_static}
-    resolved = _plan_defaults.resolve(request.release, request.model, _card(request.gpus), args)
+    resolved = _plan_defaults.resolve(request.release, request.model, _card(request.gpus, args), args)
     weights = weigh(request.model, resolved)
     if request.given.weights_gib is not None:
         weights = weights._replace(target_gib=request.given.weights_gib)
@@ -256,7 +265,7 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
         weights = weights._replace(draft_gib=request.given.draft_weights_gib)
     if resolved.speculation is None:
         weights = weights._replace(draft_gib=0.0, draft_returned_gib=0.0)
-    baseline, free, overhead = _memory(request, resolved, weights, level)
+    baseline, free, overhead = _memory(request, args, resolved, weights, level)
     pools = _plan_pools.size(request.model, resolved, baseline, free, args.get("mm_feature_transport"))
     problems = _shape_problems(request, resolved) + ([pools.problem] if pools.problem else [])
     late = 0.0 if _plan_defaults.since(request.release, "0.5.14") else weights.draft_gib  # loaded after the pools
@@ -267,7 +276,7 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
         free_after_load_gib=free - late,
         overhead_gib=overhead,
         pools=pools,
-        graphs_gib=_graphs_gib(request.model, resolved),
+        graphs_gib=0.0 if on_cpu(args) else _graphs_gib(request.model, resolved),
         activations_gib=_activations_gib(request.model, resolved),
         draft_kv_gib=_plan_pools.draft_kv_bytes(request.model, resolved, pools.max_total_num_tokens) / GIB,
         table_gib=_plan_pools.request_table_bytes(resolved, pools.max_running_requests) / GIB,

@@ -29,9 +29,12 @@ FIRST_RELEASE = "0.5.8"
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """One GPU as the engine's defaults see it. memory_total_mib: what nvidia-smi prints (the smallest of the host's GPUs counts)."""
+    """One GPU as the engine's defaults see it. memory_total_mib: what nvidia-smi prints (the smallest of the host's GPUs counts).
 
-    memory_total_mib: int
+    None: no GPU (--device cpu).
+    """
+
+    memory_total_mib: int | None
     compute_capability: str | None
 
 
@@ -111,6 +114,7 @@ def since(release: str, first: str) -> bool:
 # MEMORY: below this many MiB -> (chunked_prefill_size, decode graph sizes up to, the same from tp 4 on).
 _BY_MEMORY = ((20 * 1024, 2048, 8, 8), (60 * 1024, 4096, 32, 160), (160 * 1024, 8192, 256, 512))
 _LARGEST = (16384, 512, 512)
+_WITHOUT = (4096, 160, 160)
 # 20 GiB to 35 GiB: (2048, 24, 80) up to 0.5.19, (4096, 48, 160) since.
 _SMALL = {True: (4096, 48, 160), False: (2048, 24, 80)}
 
@@ -199,10 +203,13 @@ def vision_factor(vision: _model.Vision) -> float:
 
 def _memory_class(release: str, card: Card, tp_size: int) -> tuple[int, int]:
     """(chunked_prefill_size, largest decode graph) that the card's memory gives."""
-    if 20 * 1024 <= card.memory_total_mib < 35 * 1024:
+    if card.memory_total_mib is None:
+        chunk, few, many = _WITHOUT
+    elif 20 * 1024 <= card.memory_total_mib < 35 * 1024:
         chunk, few, many = _SMALL[since(release, "0.5.20")]
     else:
-        chunk, few, many = next((row[1:] for row in _BY_MEMORY if card.memory_total_mib < row[0]), _LARGEST)
+        size = card.memory_total_mib
+        chunk, few, many = next((row[1:] for row in _BY_MEMORY if size < row[0]), _LARGEST)
     return chunk, few if tp_size < 4 else many
 
 
@@ -369,7 +376,7 @@ def reserve_mib(
         mib += bs * resolved["dp_size"] * (4.5 if bs > 300 else 3)
     if resolved["prefill_sizes"]:
         mib += 1536 if is_mla(model) else 8 * resolved["prefill_sizes"]
-    if card.memory_total_mib > 60 * 1024:
+    if card.memory_total_mib is not None and card.memory_total_mib > 60 * 1024:
         mib = max(mib, 10 * 1024)
     if spec is not None and not since(release, "0.5.14") and spec.algorithm != "NGRAM":
         mib += 6144 if spec.algorithm == "STANDALONE" else 4096 if since(release, "0.5.10") else 2048
@@ -410,9 +417,11 @@ def _prefill_sizes(release: str, model: _model.Model, args: Args, chunk: int) ->
     return prefill_sizes(largest)
 
 
-def _fraction(model: _model.Model, card: Card, args: Args, reserve: float) -> float:
+def _fraction(release: str, model: _model.Model, card: Card, args: Args, reserve: float) -> float:
     if args.get("mem_fraction_static") is not None:
         return float(args["mem_fraction_static"])
+    if card.memory_total_mib is None:
+        return 0.95 if since(release, "0.5.20") else 0.88
     fraction: float = round((card.memory_total_mib - reserve) / card.memory_total_mib, 3)
     lowered = is_multimodal(model, args) and model.vision is not None and not args.get("language_only")
     if lowered and model.vision is not None:
@@ -463,7 +472,7 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
         ep_size=int(args.get("ep_size") or 1),
         attention_dp=bool(args.get("enable_dp_attention")) or attn_dp > 1,
         context_length=int(args.get("context_length") or model.context_length),
-        mem_fraction_static=_fraction(model, card, args, reserve),
+        mem_fraction_static=_fraction(release, model, card, args, reserve),
         mem_fraction_chosen=args.get("mem_fraction_static") is None,
         reserve_mib=reserve,
         attention_backend=backend,
