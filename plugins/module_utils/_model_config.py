@@ -41,7 +41,8 @@ DTYPES = {
 def context_length(f: Fields) -> int:
     """The longest context, as the engine derives it."""
     factor = 1.0
-    scaling = f.part("rope_scaling")
+    # transformers 5 gives both names to one thing; it writes that of Gemma 3 apart for each kind of layer
+    scaling = None if f.word("model_type").startswith("gemma3") else f.part("rope_scaling", "rope_parameters")
     if scaling and not scaling.has("original_max_position_embeddings") and scaling.word("rope_type") != "llama3":
         value = scaling.value("factor") or 1
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 10**6:

@@ -23,6 +23,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._model_pieces im
     is_linear,
     layer_count,
     listed,
+    mimo_heads,
     nemotron_pattern,
     windowed,
 )
@@ -77,6 +78,19 @@ def split_by_window(
         return tuple(attentions), None
 
     return build
+
+
+def mimo_memory(f: Fields) -> Memory:
+    """MiMo V2: two kinds of layers, keys and values of different sizes."""
+    kinds: t.Dict[t.Tuple[bool, int, int, int], int] = {}  # noqa: UP006
+    for number in range(layer_count(f)):
+        key = (entry(f, "hybrid_layer_pattern", number) == 1, *mimo_heads(f, number)[1:])
+        kinds[key] = kinds.get(key, 0) + 1
+    window = f.whole(("sliding_window_size", "sliding_window")) if any(key[0] for key in kinds) else None
+    attentions = []
+    for (sliding, kv_heads, size, value), layers in sorted(kinds.items()):
+        attentions.append(Attention("sliding" if sliding else "full", layers, kv_heads, size, value, window if sliding else None))
+    return tuple(attentions), None
 
 
 def latents(f: Fields) -> Memory:
