@@ -487,6 +487,16 @@ def test_which_layers_keep_all_and_which_a_window(name, wanted):
 def test_unquantised_layers_for_speculation():
     draft = {part.name for part in read("nvidia--Qwen3.5-397B-A17B-NVFP4").parts if part.name.startswith("draft")}
     assert draft == {"draft", "draft.mlp", "draft.experts", "draft.embedding.copy", "draft.lm_head.copy"}
+    # the engine loads them so for NVFP4 whatever the list says
+    quant = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
+    model = _model_config.read(MODELS[Q27]["config"], quant)[0]
+    assert {part.name for part in model.parts if part.name.startswith("draft")} == {
+        "draft",
+        "draft.mlp",
+        "draft.embedding.copy",
+        "draft.lm_head.copy",
+    }
+    assert "layers.mlp.nvfp4" in {part.name for part in model.parts}
 
 
 def test_a_list_that_is_missing_is_told():
