@@ -156,6 +156,9 @@ def weigh(model: _model.Model, resolved: _plan_defaults.Resolved) -> Weights:
         model = dataclasses.replace(model, parts=tuple(halved))
     stages = _model_weights.per_gpu(model, resolved.tp_size, resolved.pp_size, resolved.ep_size, resolved.attention_tp)
     most = max(stages, key=lambda stage: stage.weights + stage.draft)
+    if not model.draft_layers and resolved.speculation is not None and resolved.speculation.draft_path:
+        layers = sum(part.elements * part.bits for part in model.parts if _model_weights.kind(part) == "layers") / 8 / GIB
+        return Weights(most.weights, layers / model.num_layers / resolved.tp_size, 0.0, most.rotary)
     return Weights(most.weights, most.draft, most.draft_copies, most.rotary)
 
 
@@ -211,6 +214,14 @@ def _shape_problems(request: Request, resolved: _plan_defaults.Resolved) -> list
             problems.append((f"tp_size {tp} and {attention.kv_heads} KV heads: neither divides the other", "a power of two"))
     if model.state is not None and model.state.heads % tp:
         problems.append((f"tp_size {tp} does not divide the {model.state.heads} heads of the recurrent layers", "a power of two"))
+    spec = resolved.speculation
+    if spec is not None and spec.algorithm in ("EAGLE", "EAGLE3") and not spec.draft_path and not model.draft_layers and model.known:
+        problems.append(
+            (
+                f"{request.args.get('speculative_algorithm')} needs a draft, and {model.architecture} has no layers for it",
+                "name one with speculative_draft_model_path, or leave speculative_algorithm out",
+            )
+        )
     longer = str(request.environment.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "")).lower() in ("1", "true")
     if resolved.context_length > model.context_length and not longer:
         problems.append(
@@ -284,6 +295,8 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
         warnings=(),
     )
     warnings = []
+    if not request.model.draft_layers and weights.draft_gib and request.given.draft_weights_gib is None:
+        warnings.append("the draft is counted as one layer of the model, since its own configuration is not known; give draft_weights_gib")
     if not problems:
         left = result.free_after_start_gib
         if left < 0:

@@ -219,6 +219,10 @@ def _speculation(model: _model.Model, args: Args) -> Speculation | None:
         return None
     algorithm = str(algorithm).upper()
     steps, topk, tokens = (args.get(f"speculative_{key}") for key in ("num_steps", "eagle_topk", "num_draft_tokens"))
+    if algorithm not in _EAGLE:
+        # n-grams and block drafts verify a block of their own: 12 and 16 where nothing is said (0.5.23 arg_groups/speculative_hook.py)
+        block = int(tokens or (12 if algorithm == "NGRAM" else 16))
+        return Speculation(algorithm, int(steps or 1), int(topk or 1), block, bool(args.get("speculative_draft_model_path")))
     if steps is None:
         steps, topk, tokens = (5, 4, 8) if model.architecture == "LlamaForCausalLM" and algorithm != "STANDALONE" else (3, 1, 4)
     topk = 1 if topk is None else topk

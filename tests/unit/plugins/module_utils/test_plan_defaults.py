@@ -189,3 +189,11 @@ def test_the_resolver_of_0523_says_the_same_of_every_architecture(row):
         assert found.kv_cache_dtype == row["kv_cache_dtype"]
     if model.state is not None and found.radix_cache:
         assert found.mamba_strategy == row["mamba_strategy"]
+
+
+@pytest.mark.parametrize(
+    ("args", "tokens"),
+    [({"speculative_algorithm": "NGRAM"}, 12), ({"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 8}, 8)],
+)
+def test_other_drafts_verify_blocks_of_their_own(args, tokens):
+    assert resolve("0.5.23", HYBRID, 49140, "8.6", **args).speculation.draft_tokens == tokens
