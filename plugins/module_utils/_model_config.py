@@ -173,6 +173,7 @@ def read(
     dtype = model_dtype(fields, f)
     quantisation = read_quantisation(fields, f, quant_config, quantize)
     vision = _vision_fields(architecture, fields)
+    expert = next((weight for weight in weights if weight.part == "experts" and weight.name.endswith("up_proj")), None)
     total = sum(weight.elements for weight in weights)
     if total > MOST_PARAMETERS:
         fields.problem("config.json", f"a model of at most {MOST_PARAMETERS:.0e} parameters", f"{total:.3e}", "correct the sizes in it")
@@ -189,6 +190,8 @@ def read(
         state=state,
         parts=parts(weights, quantisation, 16),
         experts=f.whole(architecture.experts, 0, low=0, high=65536) if architecture.experts else 0,
+        expert_hidden=expert.columns if expert else 0,
+        expert_intermediate=expert.rows if expert else 0,
         draft_layers=draft.layers if draft else 0,
         draft_key=draft.key if draft else None,
         draft_attention=draft.attention if draft else None,

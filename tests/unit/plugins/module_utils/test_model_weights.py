@@ -534,6 +534,24 @@ def test_experts_over_ranks():
     assert more == pytest.approx(sum(part.elements for part in model.parts if part.name == "experts") / 128 * 2 / 2**30)
 
 
+@pytest.mark.parametrize(
+    ("tp", "backend", "factor"),
+    [
+        (1, "triton_kernel", 1.0),
+        (2, "triton_kernel", 1472 / 1440),
+        (8, "triton_kernel", 384 / 360),
+        (1, "flashinfer_mxfp4", 2944 * 3072 / 2880**2),
+        (4, "marlin", 768 * 3072 / (720 * 2880)),
+        (4, "deep_gemm", 1.0),
+    ],
+)
+def test_experts_in_mxfp4_are_padded_by_what_runs_them(tp, backend, factor):
+    model = read("openai--gpt-oss-20b")
+    experts = sum(part.elements * part.bits for part in model.parts if part.name == "experts.mxfp4") / 8 / 2**30 / tp
+    plain = _model_weights.per_gpu(model, tp=tp, moe_runner_backend="deep_gemm")[0].weights
+    assert _model_weights.per_gpu(model, tp=tp, moe_runner_backend=backend)[0].weights - plain == pytest.approx(experts * (factor - 1))
+
+
 def test_attention_over_fewer_ranks_than_the_rest():
     model = read("deepseek-ai--DeepSeek-V3")
     assert _model_weights.per_gpu(model, tp=8, attention_tp=1)[0].weights > _model_weights.per_gpu(model, tp=8)[0].weights
