@@ -154,7 +154,8 @@ def weigh(model: _model.Model, resolved: _plan_defaults.Resolved) -> Weights:
             for part in model.parts
         )
         model = dataclasses.replace(model, parts=tuple(halved))
-    stages = _model_weights.per_gpu(model, resolved.tp_size, resolved.pp_size, resolved.ep_size, resolved.attention_tp)
+    ranks = (resolved.tp_size, resolved.pp_size, resolved.ep_size, resolved.attention_tp)
+    stages = _model_weights.per_gpu(model, *ranks, moe_runner_backend=resolved.moe_runner_backend)
     most = max(stages, key=lambda stage: stage.weights + stage.draft)
     if not model.draft_layers and resolved.speculation is not None and resolved.speculation.draft_path:
         layers = sum(part.elements * part.bits for part in model.parts if _model_weights.kind(part) == "layers") / 8 / GIB

@@ -70,6 +70,7 @@ class Resolved:
     attention_backend: str
     page_size: int
     quantization: str | None
+    moe_runner_backend: str
     kv_cache_dtype: str
     dsa_raw_layout: bool
     state_dtype: str | None
@@ -294,6 +295,14 @@ def _kv_cache_dtype(model: _model.Model, card: Card, args: Args) -> str:
     return model.kv_cache_dtype or model.dtype  # mem_cache/kv_cache_dtype.py:34
 
 
+def _moe_runner_backend(card: Card, args: Args) -> str:
+    """What runs experts in MXFP4 (0.5.23 arg_groups/model_overrides/gpt_oss.py:64); for other experts it takes no memory."""
+    given = str(args.get("moe_runner_backend") or "auto")
+    if given != "auto":
+        return given
+    return "flashinfer_mxfp4" if (card.compute_capability or "").startswith(("10.", "12.")) else "triton_kernel"
+
+
 def _dsa_raw_layout(card: Card, args: Args) -> bool:
     """Whether a DSA model's fp8 cache has no scales of its own: TensorRT-LLM's kernels, the default on Blackwell (overrides.py:715)."""
     given = [
@@ -482,6 +491,7 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
         attention_backend=backend,
         page_size=1 if strategy == "no_buffer" and radix else page_size,
         quantization=str(args["quantization"]) if args.get("quantization") else None,
+        moe_runner_backend=_moe_runner_backend(card, args),
         kv_cache_dtype=_kv_cache_dtype(model, card, args),
         dsa_raw_layout=_dsa_raw_layout(card, args),
         state_dtype=str(args.get("mamba_ssm_dtype") or model.state.state_dtype) if model.state else None,
