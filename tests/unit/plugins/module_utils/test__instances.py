@@ -85,8 +85,8 @@ def test_a_model_that_is_not_pinned_is_refused_with_the_way_to_pin_it():
 
 def test_the_plan_takes_a_model_that_is_not_pinned_with_its_configuration():
     config = {"architectures": ["X"]}
-    raw = {"sglang_instance_g": {"model": {"name": "o/n", "revision": None, "config": config}, "gpus": [0], "catalogue": {"run": "planned"}}}
-    instances, found = _instances.resolve(raw, SETTINGS._replace(unpinned="allow"), CATALOGUE)
+    raw = {"model": {"name": "o/n", "revision": None, "config": config}, "gpus": [0], "catalogue": {"run": "planned only"}}
+    instances, found = _instances.resolve({"sglang_instance_g": raw}, SETTINGS._replace(unpinned="allow"), CATALOGUE)
     assert found == []
     assert instances[0]["model"] == {"name": "o/n", "source": "hub", "revision": None, "build": None, "path": None, "config": config}
     assert "--model-path o/n" in " ".join(instances[0]["argv"])
