@@ -318,9 +318,6 @@ def _check_lists(raw: t.Mapping[str, t.Any], variant: str | None, wrong: t.Colle
     for key in ("ready_timeout_s", "warmup_timeout_s"):
         if isinstance(verify.get(key), int) and verify[key] <= 0:
             problems.append(f"verify.{key}: expected seconds greater than 0, found {verify[key]}")
-    for gpus_text in _given(_given(raw, "catalogue", {}), "gpus", []):
-        if not isinstance(gpus_text, str):
-            problems.append(f"catalogue.gpus: expected names such as 2x rtx-a6000, {_flags.found(gpus_text)}")
     for number, question in enumerate(_given(_given(raw, "verify", {}), "questions", [])):
         if not isinstance(question, dict) or not _is_question(question):
             problems.append(f"verify.questions[{number}]: expected {{prompt: text, expect: text}} (and max_tokens), found {question!r}")
@@ -358,6 +355,10 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
     problems += found
     variant = None if "variant" in wrong else _given(raw, "variant", settings.variant)
     problems += _check_lists(raw, variant, wrong)
+    cards = _given(_given(raw, "catalogue", {}), "gpus", [])
+    problems += [
+        f"catalogue.gpus: expected names such as 2x rtx-a6000, {_flags.found(card)}" for card in cards if not isinstance(card, str)
+    ]
     served = _given(raw, "served_model_name", model["name"].rpartition("/")[2])
     if ":" in served or not served:
         problems.append(f"served_model_name: expected a name without ':' (the engine refuses it), found {served!r}")

@@ -211,6 +211,7 @@ def test_no_network(groups):
     assert (status, f"org/name: no answer from {url}/api/models/org/name" in errors) == (1, True), errors
 
 
-def test_an_address_that_must_not_be_written_down(groups):
-    status, errors = refused(groups, "g", url="https://me:secret@hub.example")
+@pytest.mark.parametrize("url", ["https://secret@hub.example", "https://me:secret@hub.example", "https://hub.example/?t=secret", "secret"])
+def test_an_address_that_must_not_be_written_down(groups, url):
+    status, errors = refused(groups, "g", url=url)
     assert (status, "HF_ENDPOINT: expected http(s)://<host> without name" in errors, "secret" in errors) == (2, True, False), errors
