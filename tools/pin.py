@@ -242,7 +242,7 @@ def run(request: str, directory: pathlib.Path, check: bool, environment: t.Mappi
     """Pin what was asked for and print the difference."""
     if not directory.is_dir():
         raise PinError(f"--group-vars: expected a directory, found none at {directory}")
-    files = catalogue.files(directory)
+    files = {group: pathlib.Path(os.path.relpath(path)) for group, path in catalogue.files(directory).items()}
     groups = groups_of(request, files)
     names = {group: model_name(read(files[group]), group, str(files[group])) for group in groups}
     url, commits = endpoint(environment), {}

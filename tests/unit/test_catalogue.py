@@ -8,9 +8,10 @@ import re
 import subprocess
 import sys
 
+import model_fields
 import pytest
 from ansible_collections.firstlight.sglang.plugins.lookup.instances import CATALOGUE
-from ansible_collections.firstlight.sglang.plugins.module_utils import _flags, _instances
+from ansible_collections.firstlight.sglang.plugins.module_utils import _flags, _instances, _model_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("catalogue", ROOT / "tools/catalogue.py")
@@ -19,6 +20,7 @@ sys.modules["catalogue"] = catalogue
 spec.loader.exec_module(catalogue)
 
 ENTRIES = catalogue.entries()
+PUBLISHED = model_fields.load()
 every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.group)
 SETTINGS = _instances.Settings(
     release="0.5.23",
@@ -77,6 +79,27 @@ def test_each_flag_has_its_reason_above_it(entry):
     flags = [number for number in flags if lines[number].split(":")[0].strip() in entry.instance["args"]]
     assert len(flags) == len(entry.instance["args"])
     assert [lines[number] for number in flags if not lines[number - 1].startswith("    # ")] == []
+
+
+# Fine-tunes whose own config.json is not among the published ones at hand: whose fields the entry has.
+BASES = {
+    "google/gemma-4-26B-A4B-it": "google/gemma-4-26B-A4B",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": "mistralai/Mixtral-8x7B-v0.1",
+}
+
+
+@every_entry
+def test_the_plan_reads_an_entry_as_it_reads_the_published_configuration(entry):
+    """The shortened fields, globs in place of lists included, make the same model."""
+    config, name = entry.instance["model"]["config"], entry.instance["model"]["name"]
+    model, problems = _model_config.read(config)
+    assert (problems, model is not None and model.known) == ([], True)
+    if name == "Qwen/Qwen3-32B-FP8":  # not among the published ones: Qwen3-32B, quantised as Qwen's other FP8 releases
+        config = {**config, "quantization_config": None}
+        name, model = "Qwen/Qwen3-32B", _model_config.read(config)[0]
+    published = PUBLISHED[BASES.get(name, name).replace("/", "--")]
+    assert model == _model_config.read(published["config"], published.get("hf_quant_config"))[0]
 
 
 def source_problem(name, revision, source):
