@@ -42,7 +42,8 @@ needs no network. This page is made of these files by `python tools/catalogue.py
   (`revision`, `revision_source`); the address is that document's and was not opened from where the catalogue was made. Where it says
   **no**, the plan works, `site.yml` stops, and `make pin MODEL=<group>` asks the Hub and writes commit, address and date into the file. It
   does so for a pinned one too, when the repository has moved on; `make pin MODEL=<group> CHECK=1` only shows what it would write.
-* **Run** says what really happened. **planned only** is just that: the flags are valid for SGLang 0.5.23 and the sizes are calculated.
+* **Run** says what really happened. **planned only** is just that: the flags are valid for SGLang 0.5.23, and by the plan it starts on
+  every card named (tests check both).
 * **Licence** is a note, not advice: the repository's own text holds.
 * `config` is shortened: what the plan does not read is left out, and lists of module names are written as globs.
 """

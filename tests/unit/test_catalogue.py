@@ -11,7 +11,7 @@ import sys
 import model_fields
 import pytest
 from ansible_collections.firstlight.sglang.plugins.lookup.instances import CATALOGUE
-from ansible_collections.firstlight.sglang.plugins.module_utils import _flags, _instances, _model_config
+from ansible_collections.firstlight.sglang.plugins.module_utils import _flags, _instances, _model_config, _plan, _plan_gpus
 
 ROOT = pathlib.Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("catalogue", ROOT / "tools/catalogue.py")
@@ -100,6 +100,20 @@ def test_the_plan_reads_an_entry_as_it_reads_the_published_configuration(entry):
         name, model = "Qwen/Qwen3-32B", _model_config.read(config)[0]
     published = PUBLISHED[BASES.get(name, name).replace("/", "--")]
     assert model == _model_config.read(published["config"], published.get("hf_quant_config"))[0]
+
+
+@every_entry
+def test_an_entry_starts_on_every_card_it_names(entry):
+    """By the plan, with one request of the length that it sets, and room for the activations of a prompt."""
+    model, _problems = _model_config.read(entry.instance["model"]["config"])
+    args = entry.instance["args"]
+    for gpus in entry.about["gpus"]:
+        found = _plan_gpus.by_name(gpus)
+        assert found.problems == ()
+        cards = tuple(_plan.Gpu(gpu.index, gpu.name, gpu.memory_total_mib, gpu.compute_capability) for gpu in found.gpus)
+        result = _plan.outcome(_plan.Request(model, "0.5.23", cards, args))
+        assert (gpus, result.problems, result.warnings) == (gpus, (), ())
+        assert result.pools.max_total_num_tokens >= args.get("context_length", 32768), gpus
 
 
 def source_problem(name, revision, source):
