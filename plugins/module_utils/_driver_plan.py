@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import re
 import typing as t
+import urllib.parse
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_dnf, _driver_modes
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_packages as pkg
@@ -24,6 +25,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts im
     Offers,
     Problem,
     Wanted,
+    is_url,
     option_problems,
 )
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_limits import (
@@ -47,6 +49,7 @@ YUM_PATH = f"/etc/yum.repos.d/{NAME}.repo"
 KEY_PATH = f"/etc/apt/keyrings/{NAME}.asc"
 RPM_KEY_PATH = f"/etc/pki/rpm-gpg/RPM-GPG-KEY-{NAME}"
 MODPROBE_PATH = f"/etc/modprobe.d/{NAME}.conf"
+DOWNLOADS = "/var/cache/firstlight"
 
 # An empty plan; every plan has all of these. Plain data: strings, numbers, booleans, null, lists and dictionaries.
 PLAN: dict[str, t.Any] = {
@@ -69,7 +72,7 @@ PLAN: dict[str, t.Any] = {
     "pin": None,  # {path, text}
     "files": [],  # {path, text, why}; text null: to be removed
     "initramfs": False,  # to be rebuilt
-    "runfile": None,  # {file, sha256, version, arguments}
+    "runfile": None,  # {url: null where it is on the host already, path: where it is then, sha256, version, arguments}
     "mok": None,  # {certificate, commands, console}: the last are for a person
     "fabric_manager": None,  # {package, version}
     "persistence": False,
@@ -394,7 +397,7 @@ def _choice(case: _Case, installed: _Installed) -> _Candidate | Problem:
         refused = "that it publishes none"
     if refused:
         text = f"expected {_WORDS[asked[0]]} for {case.where.text()}, found {refused}; take another source."
-        return Problem("repository_missing", text)
+        return Problem("repository_missing", text, refusals_told=True)
     found = {source: _offered(case, source, installed) for source in ("distribution", "nvidia")}
     picks = {source: pick for source in found for pick in [_pick(case, found[source], installed)] if pick}
     good = [picks[source] for source in asked if source in picks]
@@ -449,13 +452,14 @@ def _no_offer(case: _Case, found: t.Mapping[str, t.Sequence[_Candidate]], asked:
             f"{mend}{f'take {others[0]}, ' if others else ''}give gpu_driver_runfile (NVIDIA-Linux-{case.where.machine}-{case.exact}.run, "
             f"installed without its kernel module), or install a version that one of these has on {place}."
         )
-        return Problem("no_matching_userland", text)
+        return Problem("no_matching_userland", text, refusals_told=bool(refused))
     branch = case.wanted.branch
     what = f"driver {case.exact}" if case.exact else f"branch {branch}" if branch else case.limits.words()
     flavour = f" with the {case.limits.flavours[0]} module" if len(case.limits.flavours) == 1 else ""
     others.append("a .run file (gpu_driver_runfile)")
     code = "not_offered" if case.exact or branch else "source_too_old"
-    return Problem(code, f"expected {what}{flavour}, found {have}; {mend}take {' or '.join(others)}.")
+    text = f"expected {what}{flavour}, found {have}; {mend}take {' or '.join(others)}."
+    return Problem(code, text, refusals_told=bool(refused))
 
 
 # The plan around the choice
@@ -490,12 +494,8 @@ def _complete(case: _Case, choice: _Candidate, installed: _Installed) -> Decisio
         plan["packages"] = packages + [name for name in tools if case.host.installed(name) is None]
         plan["packages_remove"] = sorted({one.name for one in case.host.packages if one.installed and pkg.in_set(one.name, one.source)})
         arguments = src.runfile_arguments(case.mode, choice.flavour, choice.version or "")
-        plan["runfile"] = {
-            "file": case.wanted.runfile,
-            "sha256": case.wanted.runfile_sha256,
-            "version": choice.version,
-            "arguments": arguments,
-        }
+        plan["runfile"] = {**_runfile_place(case.wanted.runfile or ""), "sha256": case.wanted.runfile_sha256}
+        plan["runfile"].update(version=choice.version, arguments=arguments)
         return _finish(case, plan)
     change = _transaction(case, choice, names, manager)
     plan.update(_sources(case, choice), stream=names.stream, set=change.full, pin=_pin(case, choice, change.full))
@@ -508,6 +508,13 @@ def _complete(case: _Case, choice: _Candidate, installed: _Installed) -> Decisio
         )
         return Decision(None, [Problem("repository_twice", text)])
     return _finish(case, plan)
+
+
+def _runfile_place(file: str) -> dict[str, str | None]:
+    """Where a .run file comes from, if it has to be fetched, and where it is on the host then."""
+    if not is_url(file):
+        return {"url": None, "path": file}
+    return {"url": file, "path": f"{DOWNLOADS}/{urllib.parse.urlsplit(file).path.rpartition('/')[2]}"}
 
 
 def _change_problems(case: _Case, choice: _Candidate, installed: _Installed) -> list[Problem]:
@@ -904,7 +911,7 @@ def _change_steps(plan: t.Mapping[str, t.Any]) -> list[dict[str, str]]:
     if plan["packages"]:
         steps.append(_step("packages", f"install {', '.join(plan['packages'])}"))
     if plan["runfile"]:
-        steps.append(_step("runfile", f"run {plan['runfile']['file']} {' '.join(plan['runfile']['arguments'])}"))
+        steps.append(_step("runfile", f"run {plan['runfile']['url'] or plan['runfile']['path']} {' '.join(plan['runfile']['arguments'])}"))
     if plan["kernels"] and changes:
         steps.append(_step("module", f"see that there is a module for kernel {' and '.join(plan['kernels'])}"))
     if plan["initramfs"]:

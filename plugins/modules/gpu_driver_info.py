@@ -690,7 +690,7 @@ class Decider:
 
     def with_refusals(self, problem: Problem) -> Problem:
         """A problem of what the sources have, with those that could not be read."""
-        if not self.refused or problem.code not in OF_OFFERS or "could not be read" in problem.text or problem.code == "repository_missing":
+        if not self.refused or problem.code not in OF_OFFERS or problem.refusals_told:
             return problem
         words = {"nvidia": "NVIDIA's repository", "distribution": "the distribution's components"}
         told = "; ".join(f"{words[source]} could not be read, found {why.rstrip('.')}" for source, why in self.refused.items())
@@ -1066,8 +1066,8 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
     plan = decision.plan or {}
     problems += _driver_state.power_problems(inventory, params["power_limit_w"], params["clocks_mhz"])
     # With a plan only one that is run: a driver that is there already needs no file.
-    asked = {"file": wanted.runfile, "sha256": wanted.runfile_sha256} if wanted.runfile else None
-    problems += runfile_problems(host, plan["runfile"] if plan else asked)
+    if wanted.runfile and (not plan or plan["runfile"]) and not _driver_facts.is_url(wanted.runfile):
+        problems += runfile_problems(host, wanted.runfile, wanted.runfile_sha256)
     if plan:
         problems += not_yet(decider, plan) + enrolment_problems(host, plan["mok"])
         problems += user_problems(params["device_user"]) if plan["mode"] != "none" else []
@@ -1104,17 +1104,14 @@ def enrolment_problems(host: Host, mok: dict[str, t.Any] | None) -> list[Problem
     return [Problem("no_root_password", text)]
 
 
-def runfile_problems(host: Host, runfile: dict[str, t.Any] | None) -> list[Problem]:
+def runfile_problems(host: Host, path: str, sha256: str | None) -> list[Problem]:
     """A .run file on the host must be there, and be the one that is meant."""
-    if runfile is None or _driver_facts.is_url(runfile["file"]):
-        return []
-    path = runfile["file"]
     if not os.path.isfile(host.root + path):
         text = f"expected the .run file {path} on the host, found none; copy it there, or give its URL."
         return [Problem("runfile_not_found", text)]
     digest = host.module.sha256(host.root + path)
-    if runfile["sha256"] and digest != runfile["sha256"]:
-        text = f"expected {path} with the SHA-256 {runfile['sha256']}, found {digest}; copy it again."
+    if sha256 and digest != sha256:
+        text = f"expected {path} with the SHA-256 {sha256}, found {digest}; copy it again."
         return [Problem("runfile_checksum", text)]
     return []
 

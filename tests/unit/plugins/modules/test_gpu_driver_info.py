@@ -241,6 +241,27 @@ def test_a_runfile_that_is_not_there_is_found_before_anything_changes(recorded):
     assert codes(ask(**wanted)) == ["runfile_not_found"]
 
 
+@pytest.mark.parametrize(
+    ("source", "wanted", "told"),
+    [
+        ("distribution", {}, "404, so that the distribution's packages could not be read"),
+        ("nvidia", {"source": "distribution"}, "(NVIDIA's repository could not be read, found 404)"),
+        ("nvidia", {"source": "nvidia"}, "expected NVIDIA's repository for Debian 13 (x86_64), found 404; take another source."),
+    ],
+)
+def test_a_source_that_was_refused_is_told_once(recorded, source, wanted, told):
+    """The index of the source is in the recording; that it was refused is not."""
+    policy = (DRIVER / "policy_debian13.txt").read_text() if source == "nvidia" else ""
+    params = {**dict.fromkeys(field.name for field in dataclasses.fields(Wanted)), "root": str(recorded(**{"apt-cache": policy}))}
+    host = gpu_driver_info.Host(types.SimpleNamespace(params={**params, "local": False, "rebooted": False}))
+    found = inventory("550.54.14")
+    decider = gpu_driver_info.Decider(host, gpu_driver_info.gather(host, True), Wanted(**wanted), found)
+    decider.refused[source] = "404"
+    text = " ".join(decider.with_refusals(problem).text for problem in decider.run().problems)
+    assert told in text
+    assert text.count("404") == 1
+
+
 def test_digests_are_taken_however_they_are_written():
     names = {field.name for field in dataclasses.fields(Wanted)} - {"sglang_release", "unknown_releases"}
     params = {**dict.fromkeys(names), "sglang_releases": []}
