@@ -290,6 +290,8 @@ COMMAND_TIMEOUT_S = 60
 KEY_LIMIT_BYTES = 1 << 20
 # apt-get install waits for the first two; for that of the lists nobody waits (apt 2.6 and 3.0).
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
+# apt-cache would write what it makes of the indexes to /var/cache/apt. Without a place it does not (apt.conf(5), Dir::Cache).
+NO_CACHE = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
 FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 # Problems that another look at the package sources may remove: an index that was never read has nothing to offer.
 OF_OFFERS = {"not_offered", "source_too_old", "no_matching_userland", "headers_missing", "repository_missing", "fabric_manager_version"}
@@ -458,7 +460,7 @@ class View(Scratch):
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.options: list[str] = []
+        self.options = [*NO_CACHE]
         self.directory = ""
         self.sources: list[_driver_packages.AptSource] = []
         self.warnings: list[str] = []

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import types
@@ -239,6 +240,23 @@ def test_a_runfile_that_is_not_there_is_found_before_anything_changes(recorded):
     assert codes(ask(**wanted, runfile_sha256="0" * 64)) == ["runfile_checksum"]
     (root / path[1:]).unlink()
     assert codes(ask(**wanted)) == ["runfile_not_found"]
+
+
+@pytest.mark.skipif(shutil.which("apt-cache") is None, reason="no apt on this machine")
+def test_a_look_leaves_no_cache_of_apt_behind(tmp_path, monkeypatch):
+    """With a cache of our own in the place of the host's, which any other look may have filled already."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "apt.conf").write_text(f'Dir::Cache "{tmp_path}/cache"; Dir::Etc::parts "/dev/null";\n')
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+
+    def run(words, **_options):
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    module = types.SimpleNamespace(params={"root": "/"}, get_bin_path=shutil.which, run_command=run)
+    found = gpu_driver_info.View(gpu_driver_info.Host(module)).policies(["dpkg"])
+    assert found["dpkg"].versions
+    assert list((tmp_path / "cache").rglob("*.bin")) == []
 
 
 @pytest.mark.parametrize(
