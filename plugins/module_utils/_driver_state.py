@@ -176,8 +176,25 @@ _ERRORS = {
 }
 
 
-def device_problems(opened: t.Mapping[str, int], inventory: Inventory, user: str) -> list[Problem]:
-    """What is wrong with the nodes. opened: path -> errno of opening it for reading and writing as the user, 0 when it worked."""
+# What is behind a node that is right: the matter of the host's driver, whatever the userland is.
+_BEHIND = ("device_enxio", "device_enodev", "device_eio")
+
+
+def device_problems_before(problems: t.Sequence[Problem]) -> list[Problem]:
+    """Those of device_problems that stop an installation in a container, which gets its nodes from outside: all, or none where each node is
+    right, although nothing may be behind it yet."""
+    return list(problems) if any(problem.code not in _BEHIND for problem in problems) else []
+
+
+def mounted(mountinfo: str) -> set[str]:
+    """What is mounted below /dev, by /proc/self/mountinfo: the nodes that a container was given from outside."""
+    points = [line.split()[4:5] for line in mountinfo.splitlines()]
+    return {point for words in points for point in words if point.startswith("/dev/")}
+
+
+def device_problems(opened: t.Mapping[str, int], inventory: Inventory, user: str, given: t.Container[str] | None = None) -> list[Problem]:
+    """What is wrong with the nodes. opened: path -> errno of opening it for reading and writing as the user, 0 when it worked. given: those
+    that a container has from outside, where that is known."""
     place = "on the container's host, and give it to the container" if inventory["container"] else "here"
     cures = {
         errno.ENOENT: f"make it {place} (nvidia-modprobe -c 0 -u)",
@@ -190,6 +207,7 @@ def device_problems(opened: t.Mapping[str, int], inventory: Inventory, user: str
     }
     kinds = {str(node["path"]): str(node["kind"]) for node in inventory["device_nodes"]}
     by_error: dict[int, list[str]] = {}
+    own: list[str] = []
     problems = []
     for path, number in opened.items():
         if kinds.get(path, "character") != "character":
@@ -197,8 +215,17 @@ def device_problems(opened: t.Mapping[str, int], inventory: Inventory, user: str
             cure = "make it on the container's host, and restart the container" if inventory["container"] else "remove it, and make it"
             text = f"expected the device node {path}, found a {kinds[path]}; {cure} (nvidia-modprobe -c 0 -u)."
             problems.append(Problem("device_kind", text))
+        elif number == errno.EPERM and inventory["container"] and given is not None and path not in given:
+            own.append(path)
         elif number:
             by_error.setdefault(number, []).append(path)
+    if own:
+        # nvidia-smi makes the node that it misses, and in a privileged container it can: no rule of the container's host is about that one.
+        text = (
+            f"expected that the user {user} can open {', '.join(own)}, found a node that was made in the container, not given to it, "
+            "and no permission for it (EPERM); give the container its host's node and the rule for it, and restart it (role proxmox_gpu)."
+        )
+        problems.append(Problem("device_not_given", text))
     for number, paths in by_error.items():
         found = _ERRORS.get(number, errno.errorcode.get(number, str(number)))
         text = f"expected that the user {user} can open {', '.join(paths)}, found {found}; {cures.get(number, 'look at the kernel log')}."

@@ -116,7 +116,9 @@ options:
     type: path
     default: /var/lib/firstlight/gpu_driver.json
   device_user:
-    description: The user that must be there, and with O(plan) be able to open the device nodes. Without it they are not opened.
+    description:
+      - The user that must be there, and with O(plan) be able to open the device nodes. A container's come from outside, and are looked at
+        before a plan too. A node that is right and has nothing behind it yet stops no plan. Without a user they are not opened.
     type: str
   local:
     description: Whether Ansible runs on this host itself.
@@ -835,7 +837,7 @@ def outcome(host: Host, facts: HostFacts, inventory: dict[str, t.Any], plan: dic
     problems += _driver_outcome.after_reboot_problems(plan, inventory["driver_version"], why) if facts.rebooted else []
     user = host.module.params["device_user"]
     if user and not needed and not problems:
-        problems += devices(user, inventory)
+        problems += user_problems(user) or devices(host, user, inventory)
         problems += library_problems(inventory)
         problems += _driver_state.answer_problems(inventory) if plan["mode"] == "kernel" and not problems else []
     if host.module.params["power_limit_w"] is not None and not needed and plan["mode"] == "kernel":
@@ -877,9 +879,19 @@ def user_problems(user: str | None) -> list[Problem]:
     return []
 
 
-def devices(user: str, inventory: dict[str, t.Any]) -> list[Problem]:
-    problems = user_problems(user)
-    return problems or _driver_state.device_problems(open_as(user, _driver_state.device_paths(inventory)), inventory, user)
+def devices(host: Host, user: str, inventory: dict[str, t.Any]) -> list[Problem]:
+    """What is wrong with the device nodes, opened as a user who is there."""
+    opened = open_as(user, _driver_state.device_paths(inventory))
+    return _driver_state.device_problems(opened, inventory, user, _driver_state.mounted(host.read("/proc/self/mountinfo")))
+
+
+def devices_before(host: Host, inventory: dict[str, t.Any], mode: str) -> list[Problem]:
+    """The user, and, where a container only gets a userland, the nodes, which no installation makes any better."""
+    user = host.module.params["device_user"]
+    problems = user_problems(user) if mode != "none" else []
+    if user is None or problems or mode != "userland" or not inventory["container"]:
+        return problems
+    return _driver_state.device_problems_before(devices(host, user, inventory))
 
 
 def library_problems(inventory: dict[str, t.Any]) -> list[Problem]:
@@ -1070,9 +1082,10 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
     # With a plan only one that is run: a driver that is there already needs no file.
     if wanted.runfile and (not plan or plan["runfile"]) and not _driver_facts.is_url(wanted.runfile):
         problems += runfile_problems(host, wanted.runfile, wanted.runfile_sha256)
+    # Without a plan, a container whose host's module is loaded was to have its userland.
+    problems += devices_before(host, inventory, plan["mode"] if plan else "userland" if inventory["driver_version"] else "none")
     if plan:
         problems += not_yet(decider, plan) + enrolment_problems(host, plan["mok"])
-        problems += user_problems(params["device_user"]) if plan["mode"] != "none" else []
         problems += simulated(decider, facts, wanted, plan) if not problems else []
     result["asked"] = list(decider.known.asked)
     if not problems and plan:

@@ -202,6 +202,46 @@ def test_a_node_without_module_is_told_from_one_that_is_forbidden(number, code, 
     assert "sglang" in problem.text
 
 
+@pytest.mark.parametrize(
+    ("container", "given", "code"),
+    [
+        (True, "1 2 0:5 /nvidiactl /dev/nvidiactl rw - devtmpfs udev rw\n", "device_eperm"),
+        (True, "1 2 0:5 / /dev rw - tmpfs none rw\n1 2 0:5 /x /dev/nvidia0 rw - devtmpfs udev rw\nshort\n", "device_not_given"),
+        (False, "", "device_eperm"),
+    ],
+)
+def test_the_rule_of_a_node_is_not_blamed_for_one_that_the_container_made_itself(container, given, code):
+    """As nvidia-smi does in a privileged container that has no /dev/nvidiactl."""
+    found = inventory("580.95.05", container=container)
+    (problem,) = _driver_state.device_problems({"/dev/nvidiactl": errno.EPERM}, found, "sglang", _driver_state.mounted(given))
+    assert problem.code == code
+    assert ("device rules (EPERM)" in problem.text) == (code == "device_eperm")
+    assert ("made in the container" in problem.text) == (code == "device_not_given")
+
+
+@pytest.mark.parametrize(
+    ("opened", "stops"),
+    [
+        ({}, False),
+        ({"/dev/nvidiactl": errno.ENXIO, "/dev/nvidia0": errno.EIO}, False),
+        ({"/dev/nvidiactl": errno.ENXIO, "/dev/nvidia-uvm": errno.ENOENT}, True),
+        ({"/dev/nvidiactl": errno.EPERM}, True),
+        ({"/dev/nvidiactl": errno.EACCES}, True),
+    ],
+)
+def test_what_is_behind_a_node_stops_no_installation_and_the_node_itself_does(opened, stops):
+    problems = _driver_state.device_problems(opened, inventory("580.95.05", container=True), "sglang")
+    assert len(problems) == len(opened.values())
+    assert _driver_state.device_problems_before(problems) == (problems if stops else [])
+
+
+def test_a_stale_major_stops_an_installation_too():
+    nodes = [{"path": "/dev/nvidia-uvm", "major": 510, **NODE}]
+    found = inventory("580.95.05", container=True, nodes=nodes, majors={"nvidia-uvm": 511})
+    problems = _driver_state.device_problems({"/dev/nvidia-uvm": errno.ENXIO}, found, "sglang")
+    assert [problem.code for problem in _driver_state.device_problems_before(problems)] == ["device_enxio", "device_major"]
+
+
 @pytest.mark.parametrize("number", [0, errno.EACCES])
 @pytest.mark.parametrize(("container", "words"), [(True, "on the container's host"), (False, "remove it")])
 def test_an_empty_file_in_a_nodes_place_is_no_node_whether_it_can_be_opened_or_not(number, container, words):

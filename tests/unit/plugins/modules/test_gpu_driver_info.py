@@ -83,6 +83,25 @@ def test_a_user_that_is_not_there_is_told_before_anything_changes(recorded):
     assert codes(ask(root=root, inventory=inventory("550.163.01"), device_user="no-such-user")) == ["no_user"]
 
 
+@pytest.mark.skipif(pathlib.Path("/dev/nvidiactl").exists(), reason="this machine has the nodes")
+@pytest.mark.parametrize(
+    ("version", "container", "asked", "expected"),
+    [
+        ("550.163.01", True, {}, ["device_enoent"]),
+        ("550.54.14", True, {"source": "distribution"}, ["no_matching_userland", "device_enoent"]),
+        (None, True, {}, ["no_module_on_host"]),
+        ("550.163.01", False, {"mode": "userland"}, []),
+        ("550.163.01", True, {"device_user": None}, []),
+    ],
+    ids=["stopped", "told with all else", "the host comes first", "a host makes its own", "nobody asks"],
+)
+def test_a_node_that_a_container_was_not_given_stops_before_anything_changes(recorded, version, container, asked, expected):
+    root = recorded(**{"apt-cache": (DRIVER / "policy_debian13.txt").read_text()})
+    result = ask(root=root, inventory=inventory(version, container), **{"device_user": "root", **asked})
+    assert codes(result) == expected
+    assert (result["plan"] is None) == bool(expected)
+
+
 @pytest.mark.parametrize("text", ["[1]", '{"a": 1}', "", json.dumps({**RECORD, "files": ["/etc/passwd"]})])
 def test_a_record_that_is_none_removes_nothing(recorded, text):
     told = ask(root=recorded({"record.json": text}), inventory=inventory("550.163.01"), state="absent", record_path="/record.json")
