@@ -76,6 +76,8 @@ PLAN: dict[str, t.Any] = {
     "mok": None,  # {certificate, commands, console}: the last are for a person
     "fabric_manager": None,  # {package, version}
     "persistence": False,
+    # {unit_goes, settings: [{argv, text}]}: limits of power and clocks that this role has set and that nobody asks for any more
+    "power_back": None,
     "left_alone": [],  # GPUs that are handed to guests
     "reboot_required": False,
     "reboot_why": "",

@@ -290,3 +290,32 @@ def power_read_back(inventory: Inventory, limit_w: int) -> list[Problem]:
         for gpu in inventory["gpus"]
         if gpu["power_limit_settable"] and gpu["power_limit_w"] is not None and abs(gpu["power_limit_w"] - limit_w) >= 1
     ]
+
+
+POWER_UNIT = "firstlight-nvidia-power.service"
+
+
+def power_back(unit: str, limit_w: int | None, clocks_mhz: t.Sequence[int] | None, inventory: Inventory) -> dict[str, t.Any] | None:
+    """What a run takes back of power limits and clocks, as a plan has it; None for nothing.
+
+    unit: text of the role's unit, whose arguments say what it sets ("-" for nothing). The default limit is the card's own; whether clocks
+    are locked no card tells.
+    """
+    had = re.search(r"^ExecStart=\S*firstlight-nvidia-power (\S+) (\S+)$", unit, re.MULTILINE)
+    if had is None:
+        return None
+    limit, clocks = (one != "-" and wanted is None for one, wanted in zip(had.groups(), (limit_w, clocks_mhz)))
+    if not (limit or clocks):
+        return None
+    settings = []
+    for gpu in _driver_limits.own_gpus(inventory):
+        name, default = gpu["uuid"] or gpu["pci_bus_id"], gpu["power_limit_default_w"]
+        if gpu["index"] is None:  # no driver answers for it, and none keeps a setting
+            continue
+        if limit and default is not None and gpu["power_limit_w"] != default:
+            text = f"set the power limit of {_driver_limits.label(gpu)} back to its own {default:g} W"
+            settings.append({"argv": ["nvidia-smi", "-i", name, "-pl", f"{default:g}"], "text": text})
+        if clocks:
+            text = f"let go of the clocks of {_driver_limits.label(gpu)}"
+            settings.append({"argv": ["nvidia-smi", "-i", name, "-rgc"], "text": text})
+    return {"unit_goes": limit_w is None and clocks_mhz is None, "settings": settings}

@@ -1062,6 +1062,7 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
         plan["reason"] = plan["reason"] if record else "this role put no driver here"
         plan["mode"] = record.get("mode", "none") if plan["steps"] else "none"
         plan["manager"] = "dnf" if uses_dnf(facts) else "apt"
+        add_power_back(host, record, (None, None), inventory, plan)
         problems = []
         if plan["packages_remove"]:
             dnf = uses_dnf(facts) and not host.root
@@ -1089,6 +1090,8 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
         problems += simulated(decider, facts, wanted, plan) if not problems else []
     result["asked"] = list(decider.known.asked)
     if not problems and plan:
+        if plan["mode"] == "kernel":
+            add_power_back(host, record, (params["power_limit_w"], params["clocks_mhz"]), inventory, plan)
         result.update(
             plan=plan, mode=plan["mode"], notes=plan["notes"] + decider.notes + decider.view.warnings, steps=plan["steps"], key=decider.key
         )
@@ -1097,6 +1100,22 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
         if plan["repository"] and not decider.key and plan["repository"]["present"]:
             plan["repository"] = None
     return problems
+
+
+def add_power_back(
+    host: Host, record: dict[str, t.Any], asked: tuple[int | None, list[int] | None], inventory: dict[str, t.Any], plan: dict[str, t.Any]
+) -> None:
+    """Let the plan take back limits of power and clocks that an earlier run has set. All units go with a removal, this one among them."""
+    if _driver_state.POWER_UNIT not in record.get("units", ()):
+        return
+    back = _driver_state.power_back(host.read(f"/etc/systemd/system/{_driver_state.POWER_UNIT}"), *asked, inventory)
+    if back is None:
+        return
+    absent = host.module.params["state"] == "absent"
+    plan["power_back"] = {**back, "unit_goes": back["unit_goes"] and not absent}
+    texts = [f"remove {_driver_state.POWER_UNIT}"] if plan["power_back"]["unit_goes"] else []
+    texts += [setting["text"] for setting in back["settings"]]
+    plan["steps"] = [*({"step": "power_back", "text": text} for text in texts), *plan["steps"]]
 
 
 def not_yet(decider: Decider, plan: dict[str, t.Any]) -> list[Problem]:

@@ -298,6 +298,37 @@ def test_a_limit_that_was_not_taken_is_seen():
     assert [problem.code for problem in _driver_state.power_read_back(found, 250)] == ["power_limit_not_taken"]
 
 
+UNIT = "[Service]\nExecStart=/usr/local/sbin/firstlight-nvidia-power {}\n"
+
+
+@pytest.mark.parametrize(
+    ("unit", "limit", "clocks", "options", "goes"),
+    [
+        ("", None, None, None, None),
+        (UNIT.format("250 -"), 250, None, None, None),
+        (UNIT.format("250 -"), None, None, ["-pl 300"], True),
+        (UNIT.format("- 210,1800"), None, None, ["-rgc"], True),
+        (UNIT.format("250 210,1800"), None, None, ["-pl 300", "-rgc"], True),
+        (UNIT.format("250 210,1800"), None, [210, 1800], ["-pl 300"], False),
+        (UNIT.format("250 210,1800"), 250, None, ["-rgc"], False),
+        (UNIT.format("250 -"), None, [210, 1800], ["-pl 300"], False),
+    ],
+)
+def test_what_is_asked_for_no_more_is_set_back(unit, limit, clocks, options, goes):
+    found = inventory("580.95.05", smi={**SMI, "power_limit_w": 250.0, "power_limit_default_w": 300.0})
+    back = _driver_state.power_back(unit, limit, clocks, found)
+    assert back == goes if goes is None else back["unit_goes"] is goes
+    assert [" ".join(one["argv"]) for one in (back or {"settings": []})["settings"]] == [
+        f"nvidia-smi -i GPU-1 {one}" for one in options or []
+    ]
+
+
+@pytest.mark.parametrize("told", [{"power_limit_w": 300.0, "power_limit_default_w": 300.0}, {"power_limit_w": 250.0}, {"index": None}])
+def test_a_gpu_that_has_its_own_limit_or_knows_none_is_told_nothing(told):
+    found = inventory("580.95.05", smi={**SMI, **told})
+    assert _driver_state.power_back(UNIT.format("250 -"), None, None, found) == {"unit_goes": True, "settings": []}
+
+
 RECORD = {
     "files": [
         "/etc/apt/preferences.d/firstlight-gpu-driver.pref",

@@ -251,6 +251,31 @@ def test_removal_takes_what_the_role_brought(recorded):
     assert [file["path"] for file in result["plan"]["files"]] == record["files"]
 
 
+@pytest.mark.parametrize(
+    ("options", "goes", "steps"),
+    [
+        ({}, True, ["remove firstlight-nvidia-power.service", "set the power limit of 00000000:01:00.0 (10de:2230, Ampere) back to its own 300 W"]),
+        ({"power_limit_w": 250}, None, []),
+        ({"state": "absent"}, False, ["set the power limit of 00000000:01:00.0 (10de:2230, Ampere) back to its own 300 W"]),
+    ],
+    ids=["left out again", "still asked for", "removal"],
+)
+def test_a_power_limit_that_the_role_has_set_is_taken_back_with_a_word(recorded, options, goes, steps):
+    unit = "firstlight-nvidia-power.service"
+    root = recorded(
+        {
+            "record.json": json.dumps({**RECORD, "units": [unit]}),
+            f"etc/systemd/system/{unit}": "[Service]\nExecStart=/usr/local/sbin/firstlight-nvidia-power 250 -\n",
+        }
+    )
+    found = inventory("580.95.05", False)
+    found["gpus"][0].update(index=0, power_limit_w=250.0, power_limit_default_w=300.0)
+    result = ask(root=root, inventory=found, record_path="/record.json", **options)
+    assert codes(result) == []
+    assert (result["plan"]["power_back"] or {}).get("unit_goes") == goes
+    assert [step["text"] for step in result["steps"] if step["step"] == "power_back"] == steps
+
+
 def test_a_runfile_that_is_not_there_is_found_before_anything_changes(recorded):
     path = "/srv/NVIDIA-Linux-x86_64-580.95.05.run"
     root = recorded({path[1:]: "#!/bin/sh\n"})
