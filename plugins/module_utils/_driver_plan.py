@@ -385,7 +385,7 @@ def _pick(case: _Case, candidates: t.Sequence[_Candidate], installed: _Installed
     return next((one for one in good if one.branch == branch), None)
 
 
-_WORDS = {"distribution": "the distribution's packages", "nvidia": "NVIDIA's repository", "runfile": "a .run file"}
+WORDS = {"distribution": "the distribution's packages", "nvidia": "NVIDIA's repository", "runfile": "a .run file"}
 
 
 def _choice(case: _Case, installed: _Installed) -> _Candidate | Problem:
@@ -398,7 +398,7 @@ def _choice(case: _Case, installed: _Installed) -> _Candidate | Problem:
     if asked == ["nvidia"] and src.nvidia_repository(case.where) is None:
         refused = "that it publishes none"
     if refused:
-        text = f"expected {_WORDS[asked[0]]} for {case.where.text()}, found {refused}; take another source."
+        text = f"expected {WORDS[asked[0]]} for {case.where.text()}, found {refused}; take another source."
         return Problem("repository_missing", text, refusals_told=True)
     found = {source: _offered(case, source, installed) for source in ("distribution", "nvidia")}
     picks = {source: pick for source in found for pick in [_pick(case, found[source], installed)] if pick}
@@ -439,9 +439,9 @@ def _no_offer(case: _Case, found: t.Mapping[str, t.Sequence[_Candidate]], asked:
     """Nothing fits: what was asked for, what the sources have, and which ones could."""
     refused = {source: case.known.refused[source].rstrip(".") for source in asked if source in case.known.refused}
     have = "; ".join(
-        f"{refused[source]}, so that {_WORDS[source]} could not be read"
+        f"{refused[source]}, so that {WORDS[source]} could not be read"
         if source in refused
-        else f"in {_WORDS[source]}: {_list(found[source], 6)}"
+        else f"in {WORDS[source]}: {_list(found[source], 6)}"
         for source in sorted(asked, key=lambda one: one not in refused)
     )
     mend = "mend that first (network, proxy, gpu_driver_base_url), or " if refused else ""
@@ -751,7 +751,7 @@ def _fabric_manager(case: _Case, choice: _Candidate, names: src.Names | None) ->
         return None, []
     if names is None or not names.fabric_manager:
         text = (
-            f"expected a fabric manager for {fabric or 'this host'}, found that {_WORDS[choice.source]} have none; take source nvidia, or "
+            f"expected a fabric manager for {fabric or 'this host'}, found that {WORDS[choice.source]} have none; take source nvidia, or "
             "bring one of exactly the driver's version and set gpu_driver_fabric_manager: false."
         )
         return None, [Problem("no_fabric_manager", text)]

@@ -109,6 +109,22 @@ def brings(plan: t.Mapping[str, t.Any]) -> bool:
     return plan["mode"] != "none" and (changes or loads or (plan["reboot_required"] and plan["reboot_allowed"]))
 
 
+def summary(plan: t.Mapping[str, t.Any], inventory: Inventory, reboot_why: str) -> str:
+    """How the driver stands, in one line. inventory: as it is now. reboot_why: why a reboot waits, empty where none does."""
+    waits = f"a reboot waits, since {reboot_why}" if reboot_why else "no reboot waits"
+    if plan["reason"]:
+        return f"{'left alone: ' if plan['version'] else ''}{plan['reason']}; {waits}"
+    loaded, kernel = inventory["driver_version"], plan["mode"] == "kernel"
+    if kernel:
+        found = f"driver {loaded} is loaded" if loaded else f"driver {plan['version'] or plan['branch']} is installed and not loaded yet"
+    else:
+        found = f"the userland {inventory['driver_userland_version']} is there, with the host's module {loaded}"
+    flavour = inventory["driver_flavour"] or plan["flavour"]
+    source = f"from {_driver_plan.WORDS[plan['source']]}" if plan["source"] else "of another origin"
+    details = [*([f"{flavour} module"] if flavour else []), source, f"mode {plan['mode']}"]
+    return f"{found} ({', '.join(details)}); {waits}"
+
+
 # The role's record
 
 _LISTS = ("files", "units", "packages_before", "configurations_before")

@@ -185,6 +185,10 @@ notes:
   returned: always
   type: list
   elements: str
+summary:
+  description: How the driver stands, in one line. Empty with problems, and where a driver is still to be brought.
+  returned: always
+  type: str
 steps:
   description: What a run does, in order, each with C(step) and C(text).
   returned: always
@@ -999,6 +1003,9 @@ def main() -> None:
     if params["state"] == "present":
         reboot.update({} if reboot["reboot_required"] else {"reboot_allowed": allowed, "reboot_allowed_why": why_not})
         problems += with_modes(_driver_modes.Modes(params["ecc"], params["mig"]), inventory, result, reboot)
+    told = params["plan"] or (result["plan"] if result["plan"] and result["plan"]["reason"] else None)
+    why = reboot["reboot_why"] if reboot["reboot_required"] else ""
+    result["summary"] = _driver_state.summary(told, inventory, why) if told and not problems else ""
     result["problems"] = [{"code": problem.code, "text": problem.text} for problem in problems]
     module.exit_json(changed=False, **result, **reboot)
 

@@ -199,8 +199,11 @@ def test_ecc_is_set_once_waits_for_a_reboot_and_is_told(machine):
     assert "changed=1 " in output
     assert "required=True why=ECC is off and will be on on 00000000:" in output
     assert "It is left to you, since Ansible runs on this host itself" in output
+    assert "here: left alone: the driver 580.159.04 works and suits; this role did not install it; a reboot waits, since ECC is" in output
+    assert "; changed: ECC or MIG." in output
     rc, output = play(machine, gpu_driver_ecc=True)
     assert (rc, len(settings(machine))) == (0, 4), output
+    assert "; changed: nothing." in output
     assert "changed=0 " in output
     assert "required=True why=ECC is off and will be on on 00000000:" in output
 

@@ -136,6 +136,48 @@ def test_a_run_brings_a_driver_when_it_changes_loads_or_reboots(plan, expected):
     assert _driver_state.brings({**_driver_plan.PLAN, **plan}) is expected
 
 
+@pytest.mark.parametrize(
+    ("plan", "found", "why", "told"),
+    [
+        (
+            {"mode": "kernel", "source": "nvidia", "version": "580.95.05", "flavour": "open"},
+            {"version": "580.95.05"},
+            "",
+            "driver 580.95.05 is loaded (open module, from NVIDIA's repository, mode kernel); no reboot waits",
+        ),
+        (
+            {"mode": "kernel", "source": "distribution", "version": "550.163.01", "flavour": "proprietary"},
+            {},
+            "nouveau has a GPU",
+            "driver 550.163.01 is installed and not loaded yet (proprietary module, from the distribution's packages, mode kernel); "
+            "a reboot waits, since nouveau has a GPU",
+        ),
+        (
+            {"mode": "userland", "source": "runfile", "version": "580.95.05"},
+            {"version": "580.95.05", "library": "580.95.05", "container": True},
+            "",
+            "the userland 580.95.05 is there, with the host's module 580.95.05 (open module, from a .run file, mode userland); "
+            "no reboot waits",
+        ),
+        (
+            {"mode": "kernel", "version": "580.95.05", "branch": 580},
+            {"version": "580.95.05"},
+            "",
+            "driver 580.95.05 is loaded (open module, of another origin, mode kernel); no reboot waits",
+        ),
+        (
+            {"reason": "the driver 580.95.05 works and suits; this role did not install it", "version": "580.95.05"},
+            {"version": "580.95.05"},
+            "",
+            "left alone: the driver 580.95.05 works and suits; this role did not install it; no reboot waits",
+        ),
+        ({"reason": "there is no NVIDIA GPU on the PCI bus"}, {}, "", "there is no NVIDIA GPU on the PCI bus; no reboot waits"),
+    ],
+)
+def test_one_line_says_how_the_driver_stands(plan, found, why, told):
+    assert _driver_state.summary({**_driver_plan.PLAN, **plan}, inventory(**found), why) == told
+
+
 def test_a_userland_without_packages_in_a_container_stays():
     """Case C22 solved by a .run file: packages beside it would break it."""
     found = inventory("580.95.05", library="580.95.05", container=True)

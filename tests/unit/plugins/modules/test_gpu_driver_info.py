@@ -12,7 +12,7 @@ import sys
 import types
 
 import pytest
-from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_inventory, _gpu_system
+from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_plan, _gpu_inventory, _gpu_system
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import Wanted
 from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import Reading
 from ansible_collections.firstlight.sglang.plugins.modules import gpu_driver_info
@@ -73,6 +73,7 @@ def test_a_container_gets_exactly_the_userland_of_its_host(recorded):
     root = recorded(**{"apt-cache": (DRIVER / "policy_debian13.txt").read_text()})
     result = ask(root=root, inventory=inventory("550.163.01"))
     assert (codes(result), result["mode"], result["plan"]["source"]) == ([], "userland", "distribution")
+    assert result["summary"] == "", "the driver is still to be brought"
     assert all("=550.163.01-" in name for name in result["plan"]["packages"])
     assert result["plan"]["kernels"] == []
     assert not result["reboot_allowed"]
@@ -155,6 +156,7 @@ def test_a_working_driver_is_left_alone(recorded):
     result = ask(root=recorded(), inventory=inventory("580.95.05", False), sglang_releases=["0.5.23"])
     assert (codes(result), result["mode"], result["steps"]) == ([], "none", [])
     assert "580.95.05" in result["plan"]["reason"]
+    assert result["summary"] == f"left alone: {result['plan']['reason']}; no reboot waits"
 
 
 def test_a_host_without_gpu_is_a_problem_only_where_one_is_required(recorded):
@@ -254,7 +256,11 @@ def test_removal_takes_what_the_role_brought(recorded):
 @pytest.mark.parametrize(
     ("options", "goes", "steps"),
     [
-        ({}, True, ["remove firstlight-nvidia-power.service", "set the power limit of 00000000:01:00.0 (10de:2230, Ampere) back to its own 300 W"]),
+        (
+            {},
+            True,
+            ["remove firstlight-nvidia-power.service", "set the power limit of 00000000:01:00.0 (10de:2230, Ampere) back to its own 300 W"],
+        ),
         ({"power_limit_w": 250}, None, []),
         ({"state": "absent"}, False, ["set the power limit of 00000000:01:00.0 (10de:2230, Ampere) back to its own 300 W"]),
     ],
@@ -360,15 +366,9 @@ def test_a_module_is_loaded_without_a_reboot_only_where_nothing_else_has_the_gpu
     root = recorded({MODULE: ""} if built else {}, **commands)
     found = inventory(loaded, False)
     found["gpus"][0]["kernel_driver"] = holder
-    plan = {
-        **dict.fromkeys(("version", "source", "fabric_manager")),
-        "mode": "kernel",
-        "kernels": [],
-        "packages": [],
-        "set": {},
-    }
-    told = ask(root=root, inventory=found, plan=plan)
+    told = ask(root=root, inventory=found, plan={**_driver_plan.PLAN, "mode": "kernel", "branch": 590})
     assert (codes(told), told["loadable"]) == ([], loadable)
+    assert told["summary"].startswith(f"driver {loaded} is loaded" if loaded else "driver 590 is installed and not loaded yet")
     assert told["reboot_required"] is bool(built or holder == "nouveau")
 
 
@@ -413,15 +413,7 @@ def test_the_module_on_disk_is_found_by_its_file(recorded):
     kernel = "6.12.57+deb13-amd64"
     commands = {"uname": kernel, "modinfo-version": "550.163.01\n", "modinfo-license": "NVIDIA\n"}
     asking = {"inventory": inventory("550.127.05", False), "version": "550.127.05", "reboot": "if_required"}
-    plan = {
-        "mode": "kernel",
-        "source": "runfile",
-        "version": "550.163.01",
-        "packages": [],
-        "kernels": [kernel],
-        "set": {},
-        "fabric_manager": None,
-    }
+    plan = {**_driver_plan.PLAN, "mode": "kernel", "source": "runfile", "version": "550.163.01", "kernels": [kernel]}
     nothing = ask(root=recorded(**commands), **asking, plan=plan)
     assert (codes(nothing), nothing["reboot_required"]) == (["module_missing"], False)
     root = recorded(
