@@ -252,7 +252,13 @@ def test_the_mode_follows_the_host(gpus, wanted, mode, reason):
         (inventory(virtualization="wsl"), Wanted(), "wsl", "Windows"),
         (inventory(container=True, proc=loaded("580.95.05")), Wanted(mode="kernel"), "kernel_mode_in_container", "container (lxc)"),
         (inventory(container=True), Wanted(), "no_module_on_host", "/proc/driver/nvidia/version"),
-        (inventory(container=True, proc=loaded("580.95.05")), Wanted(flavour="open"), "kernel_options_in_container", "leave them out"),
+        (inventory(container=True, proc=loaded("580.95.05")), Wanted(flavour="open"), "kernel_options_in_container", "leave them out here"),
+        (
+            inventory(container=True, proc=loaded("580.95.05")),
+            Wanted(flavour="open"),
+            "kernel_options_in_container",
+            "a hypervisor: in host_vars or group_vars of its own",
+        ),
         (
             inventory(container=True, proc=loaded("580.95.05")),
             Wanted(power_limit_w=9),
