@@ -700,9 +700,12 @@ class Decider:
         """A problem of what the sources have, with those that could not be read."""
         if not self.refused or problem.code not in OF_OFFERS or problem.refusals_told:
             return problem
+        return problem._replace(text=f"{problem.text} ({'; '.join(self.refusals())})")
+
+    def refusals(self) -> list[str]:
+        """Sources that could not be read, and why."""
         words = {"nvidia": "NVIDIA's repository", "distribution": "the distribution's components"}
-        told = "; ".join(f"{words[source]} could not be read, found {why.rstrip('.')}" for source, why in self.refused.items())
-        return problem._replace(text=f"{problem.text} ({told})")
+        return [f"{words[source]} could not be read, found {why.rstrip('.')}" for source, why in self.refused.items()]
 
     def add_sources(self, plan: dict[str, t.Any]) -> bool:
         """Read the sources that a plan adds; whether there was one that had not been read."""
@@ -1100,7 +1103,11 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
         if plan["mode"] == "kernel":
             add_power_back(host, record, (params["power_limit_w"], params["clocks_mhz"]), inventory, plan)
         result.update(
-            plan=plan, mode=plan["mode"], notes=plan["notes"] + decider.notes + decider.view.warnings, steps=plan["steps"], key=decider.key
+            plan=plan,
+            mode=plan["mode"],
+            notes=plan["notes"] + decider.notes + decider.refusals() + decider.view.warnings,
+            steps=plan["steps"],
+            key=decider.key,
         )
         result["brings"] = _driver_state.brings(plan)
         result["offered"] = decider.toolkit(params["sglang_releases"]) if plan["repository"] else {}

@@ -330,6 +330,28 @@ def test_a_source_that_was_refused_is_told_once(recorded, source, wanted, told):
     assert text.count("404") == 1
 
 
+def test_a_source_that_was_refused_is_told_too_where_another_one_does(recorded, monkeypatch):
+    """As where an entry of the distribution's is left whose server is gone: its components cannot be read."""
+    headers = {"lib/modules/6.12.57+deb13-amd64/build/Makefile": ""}
+    root = recorded(headers, **{"apt-cache": (DRIVER / "policy_debian13_nvidia.txt").read_text()})
+    params = {**dict.fromkeys(field.name for field in dataclasses.fields(Wanted)), "local": False, "rebooted": False}
+    params.update(root=str(root), state="present", sglang_releases=[], device_user=None, runfile=None)
+    host = gpu_driver_info.Host(types.SimpleNamespace(params=params))
+    found = inventory(None, False)
+    facts = gpu_driver_info.gather(host, False)
+    result = {"record": {}}
+    refuse = gpu_driver_info.Decider.__init__
+
+    def init(self, *words):
+        refuse(self, *words)
+        self.refused["distribution"] = "that gone.example.org does not answer."
+
+    monkeypatch.setattr(gpu_driver_info.Decider, "__init__", init)
+    assert gpu_driver_info.look_ahead(host, facts, Wanted(), found, result) == []
+    assert result["plan"]["source"] == "nvidia"
+    assert "the distribution's components could not be read, found that gone.example.org does not answer" in result["notes"]
+
+
 def test_digests_are_taken_however_they_are_written():
     names = {field.name for field in dataclasses.fields(Wanted)} - {"sglang_release", "unknown_releases"}
     params = {**dict.fromkeys(names), "sglang_releases": []}
