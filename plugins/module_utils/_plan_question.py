@@ -1,0 +1,273 @@
+# Copyright: Firstlight contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# PRIVATE to the collection.
+"""What an operator asks of a plan, read from text: flags as on SGLang's own command line, wishes, and measured numbers.
+
+Each reader returns what it has read, and every problem of the text in words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import typing as t
+from decimal import Decimal, InvalidOperation
+
+from ansible_collections.firstlight.sglang.plugins.module_utils import _flags
+
+# Of what is asked for: the least and the most that can be meant.
+WANT: dict[str, tuple[int, int]] = {"context": (1, 100_000_000), "concurrency": (1, 1_000_000)}
+# Measured numbers of the GPU with least memory, in GiB but for the last: the most that can be meant. 0 is a number only of a draft.
+GIVEN: dict[str, float] = {
+    "avail_before_weights_gib": 100_000.0,
+    "weights_gib": 100_000.0,
+    "draft_weights_gib": 100_000.0,
+    "free_after_load_gib": 100_000.0,
+    "mem_fraction_static": 1.0,
+}
+_MAY_BE_ZERO = ("draft_weights_gib",)
+# Flags that a plan computes with, whose numbers SGLang's parser takes as they are: the least and the most that can be meant.
+NUMBERS: dict[str, tuple[float, float]] = {
+    "tp_size": (1, 1024),
+    "pp_size": (1, 1024),
+    "dp_size": (1, 1024),
+    "ep_size": (1, 1024),
+    "attn_dp_size": (1, 1024),
+    "context_length": (1, 100_000_000),
+    "chunked_prefill_size": (-1, 100_000_000),
+    "max_prefill_tokens": (1, 100_000_000),
+    "max_running_requests": (1, 1_000_000),
+    "max_total_tokens": (1, 10_000_000_000),
+    "page_size": (1, 65536),
+    "mem_fraction_static": (0.01, 0.999),
+    "max_mamba_cache_size": (1, 1_000_000),
+    "mamba_full_memory_ratio": (0.0001, 10_000),
+    "swa_full_tokens_ratio": (0.0001, 1),
+    "cuda_graph_max_bs": (1, 1_000_000),
+    "cuda_graph_max_bs_decode": (1, 1_000_000),
+    "speculative_num_steps": (1, 1024),
+    "speculative_eagle_topk": (1, 1024),
+    "speculative_num_draft_tokens": (1, 1024),
+}
+# Words of `sglang serve` that say nothing of memory.
+_PASSED_OVER = ("--model-type", "llm")
+# human_readable_int of SGLang 0.5.23 utils/common.py
+_SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+Read = t.Tuple[t.Dict[str, t.Any], t.List[str]]  # noqa: UP006
+
+
+def _shown(text: t.Any) -> str:
+    words = repr(text)
+    return words if len(words) <= 60 else f"{words[:57]}..."
+
+
+def _short(problem: str) -> str:
+    """A message that repeats a value of thousands of letters helps nobody."""
+    return problem if len(problem) <= 800 else f"{problem[:600]} ... {problem[-100:]}"
+
+
+def words_of(text: str) -> tuple[list[str], list[str]]:
+    """The words of a command line, as a shell splits it."""
+    try:
+        return shlex.split(text), []
+    except ValueError as error:
+        return [], [f"args: expected words as a shell splits them, found {_shown(text)} ({error}); close the quotes"]
+
+
+def _plain_json(text: str) -> t.Any:
+    """JSON without NaN and infinities, which SGLang's json.loads takes and no flag means."""
+
+    def refuse(word: str) -> t.Any:
+        raise ValueError(word)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def _typed(converter: str, word: str) -> t.Any:
+    """The value that a converter makes of a word; the word itself when it is of another kind, which _flags.check_args then tells."""
+    try:
+        if converter == "int":
+            return int(word)
+        if converter == "float":
+            return float(word)
+        if converter in ("loads", "json_list_type"):
+            return _plain_json(word)
+        if converter == "human_readable_int":
+            match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)(Ki|Mi|Gi|Ti|k|M|G|T)?", word, re.ASCII)
+            return int(Decimal(match[1]) * _SUFFIXES.get(match[2] or "", 1)) if match and _whole_or_decimal(match) else word
+        if converter == "nullable_str" and word in ("", "None"):
+            return None
+    except (ValueError, InvalidOperation, RecursionError):
+        pass
+    return word
+
+
+def _whole_or_decimal(match: re.Match[str]) -> bool:
+    """A fraction goes with a decimal suffix only."""
+    return "." not in match[1] or len(match[2] or "") == 1
+
+
+def _is_flag(word: str) -> bool:
+    """As argparse sees it: a number is a value, though it begins with a dash."""
+    return word.startswith("-") and not re.fullmatch(r"-\d+|-\d*\.\d+", word, re.ASCII) and " " not in word and word != "-"
+
+
+def _name_problem(table: _flags.FlagTable, word: str) -> str:
+    """What to tell about a word that is no flag of the release."""
+    if not word.startswith("--"):
+        return f"{_shown(word)}: expected a flag such as --tp-size; write it in full"
+    name = _flags.snake(word)
+    if name in table.by_name:
+        return f"{word}: is spelled {_flags.spelling(name)}"
+    whole = sorted(known for known in table.by_name if known.startswith(name)) if len(name) > 1 else []
+    if whole and name != "model_type":
+        return f"{word}: an abbreviation of {' or '.join(map(_flags.spelling, whole[:3]))}; write it in full"
+    return f"{word}: {_flags.unknown_flag(table, name)}"
+
+
+def read_args(table: _flags.FlagTable, words: t.Sequence[str]) -> Read:
+    """SGLang's flags from the words of its command line: (by the parser's destination names, problems).
+
+    Takes --flag value, --flag=value, switches, and lists. An abbreviation, which the engine's own parser takes, is refused.
+    """
+    given: dict[str, t.Any] = {}
+    spelled: dict[str, str] = {}
+    problems: list[str] = []
+    spellings = {flag: option for option in table.options for flag in option["flags"]}
+    position = 0
+    while position < len(words):
+        word, equals, attached = words[position].partition("=")
+        position += 1
+        if not _is_flag(word):
+            problems.append(f"args: expected a flag, found {_shown(words[position - 1])}")
+            continue
+        option = spellings.get(word)
+        values = [attached] if equals else []
+        many = option is not None and option["nargs"] in ("+", "*")
+        takes = option is None or option["kind"] == "value"
+        while takes and not equals and position < len(words) and not _is_flag(words[position]) and (many or not values):
+            values.append(words[position])
+            position += 1
+        if (word, *values) == _PASSED_OVER:
+            continue
+        if option is None:
+            problems.append(f"args: {_name_problem(table, word)}")
+            continue
+        off = option["kind"] == "boolean" and word.startswith("--no-")
+        name = _flags.snake(word[5:] if off else word)
+        if option["dest"] in spelled:
+            problems.append(f"args: {word}: the same flag as {spelled[option['dest']]}; keep one of the two")
+            continue
+        spelled[option["dest"]] = word
+        if option["kind"] != "value":
+            if equals:
+                problems.append(f"args: {word}: expected no value, found {_shown(attached)}")
+            given[name] = not off
+        elif not values and option["nargs"] not in ("?", "*"):
+            problems.append(f"args: {word}: expected a value, found none")
+        else:
+            typed = [_typed(option["type"] or "str", value) for value in values]
+            given[name] = typed if many else typed[0] if typed else True
+    _rendered, wrong = _flags.check_args(table, given, {})
+    problems += [_short(f"args: {_flags.spelling(problem[5:])}") for problem in wrong]
+    made = {table.by_name[name]["dest"]: value for name, value in given.items()}
+    return made, problems + _check_numbers(made)
+
+
+def _check_numbers(args: t.Mapping[str, t.Any]) -> list[str]:
+    """Numbers that no plan can be made with; the model has its own place."""
+    problems = []
+    for name, (least, most) in NUMBERS.items():
+        value = args.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not least <= value <= most:
+            problems.append(f"args: {_flags.spelling(name)}: expected {least:g} to {most:g}, found {value:g}")
+    if "model_path" in args:
+        problems.append("args: --model-path: the model of a plan is named by itself; leave this flag out")
+    return problems
+
+
+def by_destination(table: _flags.FlagTable, args: t.Mapping[str, t.Any]) -> Read:
+    """Flags from an instance's dictionary (any spelling in snake_case): (by the parser's destination names, problems).
+
+    Null means not given. Text of a whole number such as 8k becomes the number.
+    """
+    _rendered, problems = _flags.check_args(table, args, {})
+    made: dict[str, t.Any] = {}
+    for name, value in args.items():
+        option = table.by_name.get(name)
+        if option is not None and value is not None:
+            made[option["dest"]] = _typed(option["type"] or "str", value) if isinstance(value, str) else value
+    return made, problems + _check_numbers(made)
+
+
+def _pairs(what: str, text: str, keys: t.Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """key=value words, separated by spaces or commas."""
+    found: dict[str, str] = {}
+    problems = []
+    for word in re.split(r"[\s,]+", text.strip()):
+        if not word:
+            continue
+        key, equals, value = word.partition("=")
+        if key not in keys or not equals:
+            problems.append(f"{what}: expected {', '.join(f'{name}=<number>' for name in keys)}, found {_shown(word)}")
+        elif key in found:
+            problems.append(f"{what}: {key} is given twice; keep one of the two")
+        else:
+            found[key] = value
+    return found, problems
+
+
+def check_want(values: t.Mapping[str, t.Any]) -> Read:
+    """What the operator asks for, checked: (context and concurrency, null where not said; problems)."""
+    want: dict[str, t.Any] = dict.fromkeys(WANT)
+    problems = [f"want: expected {' and '.join(WANT)}, found {_shown(key)}" for key in values if key not in WANT]
+    for key, (least, most) in WANT.items():
+        value = values.get(key)
+        number = _typed("human_readable_int", value) if isinstance(value, str) else value
+        if number is None:
+            continue
+        if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+            problems.append(f"want: expected {key} as a whole number from {least} to {most}, found {_shown(value)}")
+        else:
+            want[key] = int(number)
+    return want, problems
+
+
+def check_given(values: t.Mapping[str, t.Any]) -> Read:
+    """Measured numbers, checked: (each of GIVEN, null where not said; problems)."""
+    given: dict[str, t.Any] = dict.fromkeys(GIVEN)
+    problems = [f"given: expected {', '.join(GIVEN)}, found {_shown(key)}" for key in values if key not in GIVEN]
+    for key, most in GIVEN.items():
+        value = values.get(key)
+        number = _typed("float", value) if isinstance(value, str) else value
+        if number is None:
+            continue
+        least = "0" if key in _MAY_BE_ZERO else "more than 0"
+        good = isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number) and 0 <= number <= most
+        if not good or (number == 0 and key not in _MAY_BE_ZERO) or (key == "mem_fraction_static" and number == 1):
+            problems.append(
+                f"given: expected {key} as a number from {least} to {'less than 1' if most == 1 else f'{most:g}'}, found {_shown(value)}"
+            )
+        else:
+            given[key] = float(number)
+    before, after = given["avail_before_weights_gib"], given["free_after_load_gib"]
+    if before is not None and after is not None and after > before:
+        problems.append(f"given: expected free_after_load_gib below avail_before_weights_gib, found {after:g} and {before:g}")
+    return given, problems
+
+
+def read_want(text: str) -> Read:
+    """WANT="context=131072 concurrency=4"."""
+    pairs, problems = _pairs("want", text, WANT)
+    want, wrong = check_want(pairs)
+    return want, problems + wrong
+
+
+def read_given(text: str) -> Read:
+    """GIVEN="avail_before_weights_gib=46.58 weights_gib=26.9"."""
+    pairs, problems = _pairs("given", text, GIVEN)
+    given, wrong = check_given(pairs)
+    return given, problems + wrong
