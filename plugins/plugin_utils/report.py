@@ -8,7 +8,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 DATA = Path(__file__).parent / "data"
 
@@ -36,5 +36,12 @@ def _umask() -> int:
 
 def html(template: str, **names: object) -> str:
     """An HTML page of a template in data/: plain Jinja that sees these names and nothing of a play; every value is escaped."""
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined, autoescape=True)
-    return environment.from_string((DATA / template).read_text(encoding="utf-8")).render(**names)
+    environment = Environment(
+        loader=FileSystemLoader(DATA),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+        autoescape=True,
+    )
+    return environment.get_template(template).render(**names)
