@@ -77,8 +77,7 @@ def _picture(plan: t.Mapping[str, t.Any], colours: bool) -> list[str]:
             mark = (
                 _paint(f" {share.part.letter} ", f"97;48;5;{_COLOURS[share.part.tone]}", colours) if colours else f" {share.part.letter} "
             )
-            percent = share.gib / card.total_gib * 100
-            lines.append(f"  {mark} {share.part.label[:34]:<34} {share.gib:8.2f} GiB {percent:5.1f} %")
+            lines.append(f"  {mark} {share.part.label[:34]:<34} {share.gib:8.2f} GiB {words.percent(share, card):>8}")
     return lines
 
 
@@ -158,7 +157,7 @@ def markdown(plan: t.Mapping[str, t.Any], *, level: int = 1) -> str:
     lines += ["", table(("what", "value"), _rows(words.facts(plan)))]
     lines += _bullets("Why", plan["reasons"] or ())
     for card in words.cards(plan):
-        rows = [(share.part.label, f"{share.gib:.2f}", f"{share.gib / card.total_gib * 100:.1f} %") for share in card.shares]
+        rows = [(share.part.label, f"{share.gib:.2f}", words.percent(share, card)) for share in card.shares]
         lines += ["", f"## Memory of {words.card_words(card)}", "", table(("part", "GiB", "share"), _rows(rows))]
         lines += ["", f"{words.gib(card.over_gib)} more than the card has."] if card.over_gib else []
     others = words.alternatives(plan)

@@ -52,8 +52,7 @@ class Share(t.NamedTuple):
 class Card(t.NamedTuple):
     """GPUs whose memory is split alike. over_gib: what the parts take beyond the card."""
 
-    label: str
-    number: int
+    members: list[int]
     total_gib: float
     shares: list[Share]
     over_gib: float
@@ -90,6 +89,10 @@ def indices(values: t.Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}{' and ' if len(run) == 2 else '-'}{run[-1]}" for run in runs)
 
 
+def percent(share: Share, card: Card) -> str:
+    return f"{share.gib / card.total_gib * 100:.1f} %"
+
+
 def _shares(components: t.Mapping[str, t.Any]) -> list[Share]:
     known = [Share(part, float(components[part.key])) for part in PARTS if components.get(part.key)]
     others = [key for key in components if key not in _KNOWN and components[key]]
@@ -108,12 +111,12 @@ def cards(plan: t.Mapping[str, t.Any]) -> list[Card]:
         shares = _shares(gpu["components"])
         taken = sum(share.gib for share in shares)
         over = taken - total if taken > total * 1.002 else 0.0
-        made.append(Card(f"GPU {indices(members)}", len(members), total, shares, over))
+        made.append(Card(members, total, shares, over))
     return made
 
 
 def card_words(card: Card) -> str:
-    return f"{card.label}: {card.total_gib:.1f} GiB{' each' if card.number > 1 else ''}"
+    return f"GPU {indices(card.members)}: {card.total_gib:.1f} GiB{' each' if len(card.members) > 1 else ''}"
 
 
 def flag_words(args: t.Mapping[str, t.Any]) -> str:

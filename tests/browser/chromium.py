@@ -34,6 +34,38 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 
+# A page is looked at on a phone and on a desk, light and dark.
+PHONE, DESK = 360, 1280
+LOOKS = [(PHONE, False), (PHONE, True), (DESK, False), (DESK, True)]
+# Letters that do not stand out enough from what is behind them: WCAG 2 asks for 4.5 to 1.
+FAINT = """
+(() => {
+  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+  const light = (color) => numbers(color).slice(0, 3).map((v) => v / 255)
+    .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const color = getComputedStyle(node).backgroundColor;
+      if ((numbers(color)[3] ?? 1) > 0) return color;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const faint = new Set();
+  let seen = 0;
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const parent = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || parent.closest("svg")) continue;
+    seen += 1;
+    const pair = [light(getComputedStyle(parent).color), light(behind(parent))].sort((a, b) => b - a);
+    const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
+    if (ratio < 4.5) faint.add(`${parent.tagName}.${parent.className} ${ratio.toFixed(2)}: ${walk.currentNode.data.trim().slice(0, 30)}`);
+  }
+  return {seen, faint: [...faint]};
+})()
+"""
+
 
 def _high(descriptor: int) -> int:
     """The same pipe at a number that is free for the child's 3 and 4."""
