@@ -70,8 +70,9 @@ def _picture(plan: t.Mapping[str, t.Any], colours: bool) -> list[str]:
     for card in words.cards(plan):
         lines += ["", f"Memory of {words.card_words(card)}"[:WIDTH], " " + _bar(card, colours)]
         if card.over_gib:
-            edge = round(_BAR * card.total_gib / (card.total_gib + card.over_gib))
-            lines.append(" " * (edge + 2) + "^ the card ends here"[: WIDTH - edge - 2])
+            edge = 2 + round(_BAR * card.total_gib / (card.total_gib + card.over_gib))
+            here = "the card ends here"
+            lines.append(f"{'':{edge}}^ {here}" if edge + 2 + len(here) <= WIDTH else f"{here + ' ^':>{edge + 1}}")
             lines.append(f"  {words.gib(card.over_gib)} more than the card has")
         for share in card.shares:
             mark = (
@@ -87,14 +88,12 @@ def _alternatives(plan: t.Mapping[str, t.Any]) -> list[str]:
         return []
     asked = words.wish_words(plan) is not None
     lines = ["", "What would change it, the best first"]
-    lines.append(f"  {'':36}{'tokens':>12} {'requests':>9} {'longest':>11}{'  reached' if asked else ''}")
+    lines.append(f"{'':36}{'tokens':>12} {'requests':>9} {'longest':>11}{'  reached' if asked else ''}")
     for place, row in enumerate(rows, 1):
-        said = _wrapped(row.what, f"{place:3} ")
-        head = said[0] if len(said[0]) <= 37 else ""
+        said = _wrapped(row.what if row.tone == "good" else f"{row.what} ({row.verdict})", f"{place:3} ")
         numbers = f"{row.tokens:>12} {row.requests:>9} {row.longest:>11}" + (f"  {row.reached}" if asked else "")
-        if row.tone != "good" and not (asked and row.reached == "no"):
-            numbers += f"  {row.verdict}"
-        lines += [f"{head:<38}{numbers}".rstrip()] if len(said) == 1 and head else [*said, f"{'':38}{numbers}".rstrip()]
+        alone = len(said) == 1 and len(said[0]) < 36
+        lines += [f"{said[0]:<36}{numbers}"] if alone else [*said, f"{'':36}{numbers}"]
         lines += _wrapped(row.flags, "      ") if row.flags else []
         lines += _wrapped(f"costs: {row.cost}", "      ") if row.cost else []
     return lines
