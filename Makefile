@@ -25,6 +25,21 @@ demo: ## make a container on this machine and take it to a verified completion
 demo-destroy: ## remove the demo's container and everything that belongs to it
 	@tools/demo.sh destroy
 
+.PHONY: plan
+# From the environment, so that spaces, quotes and dollars of a value reach the program as they were written.
+plan: export PLAN_MODEL := $(value MODEL)
+plan: export PLAN_GPUS := $(value GPUS)
+plan: export PLAN_ARGS := $(value ARGS)
+plan: export PLAN_WANT := $(value WANT)
+plan: export PLAN_RELEASE := $(value RELEASE)
+plan: export PLAN_GIVEN := $(value GIVEN)
+plan: export PLAN_OUT := $(value OUT)
+plan: ## what fits: make plan MODEL=qwen3-8b GPUS="1x rtx-4090" [ARGS="--tp-size 2"] [WANT="context=32768 concurrency=4"] [FORMAT=json|md|html]
+	@tools/setup.sh >&2
+	@bin/plan --args "$$PLAN_ARGS" --want "$$PLAN_WANT" --release "$$PLAN_RELEASE" --given "$$PLAN_GIVEN" --out "$$PLAN_OUT" \
+	  --format '$(or $(FORMAT),text)' $(if $(EXPLAIN),--explain) -- "$$PLAN_MODEL" "$$PLAN_GPUS"; \
+	  code=$$?; [ $$code -eq 3 ] || [ $$code -eq 4 ] || exit $$code
+
 deploy: setup ## run site.yml: make deploy INVENTORY=... [LIMIT=...]
 	$(needs-inventory)$(PLAYBOOK) playbooks/site.yml
 

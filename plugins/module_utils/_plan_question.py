@@ -8,6 +8,7 @@ Each reader returns what it has read, and every problem of the text in words.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -16,6 +17,7 @@ import typing as t
 from decimal import Decimal, InvalidOperation
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _flags
+from ansible_collections.firstlight.sglang.plugins.module_utils._plan_gpus import Gpu
 
 # Of what is asked for: the least and the most that can be meant.
 WANT: dict[str, tuple[int, int]] = {"context": (1, 100_000_000), "concurrency": (1, 1_000_000)}
@@ -57,6 +59,29 @@ _PASSED_OVER = ("--model-type", "llm")
 _SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 Read = t.Tuple[t.Dict[str, t.Any], t.List[str]]  # noqa: UP006
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One question, checked.
+
+    name, source: the model's, and catalogue | directory | hub. config, quant_config, headers, index: of its files, as far as they are known
+    (config.json, hf_quant_config.json, the beginnings of safetensors files, model.safetensors.index.json). args: SGLang's flags by the
+    parser's destination names. want, given: all keys of WANT and GIVEN. notes: what to tell with the answer.
+    """
+
+    name: str
+    source: str
+    config: t.Mapping[str, t.Any]
+    gpus: tuple[Gpu, ...]
+    release: str
+    args: t.Mapping[str, t.Any]
+    want: t.Mapping[str, t.Any]
+    given: t.Mapping[str, t.Any]
+    quant_config: t.Mapping[str, t.Any] | None = None
+    headers: t.Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    index: t.Mapping[str, t.Any] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def _shown(text: t.Any) -> str:

@@ -1,0 +1,59 @@
+# Copyright: Firstlight contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# PRIVATE to the collection.
+"""From a question in plain data to its plan: the one place where what an operator gives meets the sizing."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from ansible_collections.firstlight.sglang.plugins.module_utils import _model_config, _model_weights, _plan, _plan_report
+from ansible_collections.firstlight.sglang.plugins.module_utils._model import Model
+from ansible_collections.firstlight.sglang.plugins.module_utils._plan_question import Question
+
+
+def _weighed(question: Question, model: Model) -> tuple[Model, str, list[str], list[str]]:
+    """(the model with the weights of its files, headers | config, notes, problems)."""
+    tensors: dict[str, t.Any] = {}
+    problems: list[str] = []
+    for name, data in question.headers.items():
+        found, wrong = _model_weights.read_header(name, data)
+        tensors.update(found)
+        problems += wrong
+    size, names = None, []
+    if question.index is not None:
+        size, names, wrong = _model_weights.read_index(question.index)
+        problems += wrong
+    if problems:
+        return model, "config", [], problems
+    missing = [name for name in names if name not in tensors]
+    if tensors and not missing:
+        made, notes = _model_weights.with_tensors(model, tensors)
+        return made, "headers", notes, []
+    if size is not None:
+        made, notes = _model_weights.with_index(model, size, names)
+        return made, "headers", notes, []
+    return model, "config", [], []
+
+
+def answer(question: Question) -> tuple[dict[str, t.Any] | None, list[str]]:
+    """The plan as plain data (docs/design.md), or what is wrong with the model."""
+    model, problems = _model_config.read(question.config, question.quant_config)
+    if model is None:
+        return None, [f"{question.name}: {problem}" for problem in problems]
+    model, source, notes, problems = _weighed(question, model)
+    if problems:
+        return None, [f"{question.name}: {problem}" for problem in problems]
+    request = _plan.Request(
+        model=model,
+        release=question.release,
+        gpus=tuple(_plan.Gpu(**dataclasses.asdict(gpu)) for gpu in question.gpus),
+        args=question.args,
+        given=_plan.Given(**question.given),
+        want=_plan.Want(**question.want),
+    )
+    disk_gib = _model_weights.disk_bytes(model) / _model_weights.GIB
+    plan = _plan_report.report(request, question.name, question.source, source, _model_weights.parameters(model), disk_gib)
+    plan["warnings"] = [*plan["warnings"], *notes, *question.notes]
+    return plan, []

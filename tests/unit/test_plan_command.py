@@ -1,0 +1,264 @@
+"""bin/plan and `make plan` as they run, and the parts of the command line that need no model."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import typing as t
+
+import gpu_results
+import plan_results
+import pytest
+import yaml
+from ansible_collections.firstlight.sglang.plugins.module_utils import _plan, _plan_gpus
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+ROOT = pathlib.Path(__file__).parents[2]
+LOADER = importlib.machinery.SourceFileLoader("plan_command", str(ROOT / "bin/plan"))
+SPEC = importlib.util.spec_from_loader("plan_command", LOADER)
+assert SPEC is not None
+plan_command = importlib.util.module_from_spec(SPEC)
+LOADER.exec_module(plan_command)
+CT129 = ("qwen3_6_27b", "2x rtx-a6000")
+
+
+class Asked(Exception):  # noqa: N818  (no error)
+    """The question that reached the sizing."""
+
+
+def keep(question: t.Any) -> t.NoReturn:
+    raise Asked(question)
+
+
+def question(*words: str) -> t.Any:
+    with pytest.raises(Asked) as caught:
+        plan_command.main(words, keep)
+    return caught.value.args[0]
+
+
+def run(*words: str, command: t.Sequence[str] = ("bin/plan",), **environment: str) -> subprocess.CompletedProcess[str]:
+    plain = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    return subprocess.run(
+        [*command, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60, env={**plain, **environment}
+    )
+
+
+def test_a_catalogue_name_brings_flags_that_args_change():
+    asked = question(*CT129)
+    assert (asked.name, asked.source, asked.release) == ("Qwen/Qwen3.6-27B", "catalogue", "0.5.23")
+    assert (asked.args["tp_size"], asked.args["speculative_algorithm"]) == (2, "NEXTN")
+    changed = question(*CT129, "--args", "--tp-size=1 --kv-cache-dtype fp8_e4m3")
+    assert (changed.args["tp_size"], changed.args["kv_cache_dtype"], changed.args["speculative_algorithm"]) == (1, "fp8_e4m3", "NEXTN")
+    assert question("Qwen/Qwen3.6-27B", "1x h200").args == {}
+
+
+@pytest.mark.parametrize("args", ["--enable-metrics", "--enable-metrics --tp-size 2", ""])
+def test_flags_may_begin_with_dashes(args):
+    assert question("Qwen/Qwen3.6-27B", "1x h200", "--args", args).args.get("enable_metrics", False) == bool(args)
+
+
+def test_wishes_and_measured_numbers_reach_the_sizing():
+    asked = question(*CT129, "--want", "context=131072 concurrency=4", "--given", "avail_before_weights_gib=46.58 weights_gib=26.9")
+    assert asked.want == {"context": 131072, "concurrency": 4}
+    assert asked.given["avail_before_weights_gib"] == 46.58
+    assert asked.given["free_after_load_gib"] is None
+    assert [gpu.memory_total_mib for gpu in asked.gpus] == [49140, 49140]
+
+
+@pytest.mark.parametrize("write", [json.dumps, yaml.safe_dump], ids=["json", "yaml"])
+def test_gpus_from_a_file(tmp_path, write):
+    file = tmp_path / "gpus.json"
+    file.write_text(write(gpu_results.two_a6000()))
+    assert [gpu.name for gpu in question(CT129[0], str(file)).gpus] == ["NVIDIA RTX A6000"] * 2
+
+
+@pytest.mark.parametrize("text", ["", "[", "- 1", "a: &a [*a]", "{" * 3000, "\x00", "'" * 9])
+def test_files_that_hold_no_gpus(tmp_path, text):
+    file = tmp_path / "gpus.yml"
+    file.write_text(text)
+    found = plan_command.read_gpus(str(file))
+    assert found.gpus == ()
+    assert all(str(file) in problem for problem in found.problems)
+    assert plan_command.read_gpus("no/such/file").problems
+
+
+def test_every_mistake_is_told_at_once_and_nothing_is_printed(capsys):
+    words = ["no-model", "2x rtx-a600", "--args", "--tp 2 --nonsense", "--want", "context=x", "--given", "weights_gib=-1"]
+    assert plan_command.main(words, keep) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    for word in ("6 mistakes", "no-model", "rtx-a600", "abbreviation of --tp-size", "--nonsense", "context", "weights_gib"):
+        assert word in shown.err
+
+
+def test_a_release_that_is_not_known_and_one_that_is(capsys):
+    assert plan_command.main([*CT129, "--release", "0.1"], keep) == 2
+    assert "release: expected one of 0.5.8" in capsys.readouterr().err
+    older = question("Qwen/Qwen3.6-27B", "2x rtx-a6000", "--release", "0.5.10", "--args", "--mamba-scheduler-strategy extra_buffer")
+    assert (older.release, older.args) == ("0.5.10", {"mamba_scheduler_strategy": "extra_buffer"})
+
+
+@pytest.mark.parametrize(
+    ("make", "code"), [(plan_results.fits, 0), (plan_results.ct129, 3), (plan_results.does_not_fit, 4)], ids=["fits", "changes", "not"]
+)
+def test_the_exit_status_is_the_verdict_and_json_is_one_document(capsys, make, code):
+    assert plan_command.main([*CT129, "--format", "json"], lambda _question: (make(), [])) == code
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == make()
+    assert shown.err == ""
+
+
+@pytest.mark.parametrize(("how", "words"), [("text", "FITS WITH CHANGES"), ("md", "# Qwen/Qwen3.6-27B on 2x"), ("html", "<!doctype html>")])
+def test_the_other_formats_into_a_file(capsys, tmp_path, how, words):
+    file = tmp_path / "plan"
+    assert plan_command.main([*CT129, "--format", how, "--out", str(file)], lambda _question: (plan_results.ct129(), [])) == 3
+    assert words in file.read_text()
+    assert capsys.readouterr().out == ""
+    assert plan_command.main([*CT129, "--out", str(tmp_path)], lambda _question: (plan_results.ct129(), [])) == 2
+    assert "expected a file that can be written" in capsys.readouterr().err
+
+
+def test_colours_are_for_terminals(capsys, monkeypatch):
+    for words, coloured in (([], False), (["--color", "always"], True)):
+        plan_command.main([*CT129, *words], lambda _question: (plan_results.ct129(), []))
+        assert ("\x1b[" in capsys.readouterr().out) == coloured
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    plan_command.main(CT129, lambda _question: (plan_results.ct129(), []))
+    assert "\x1b[" not in capsys.readouterr().out
+
+
+def test_what_the_model_is_refused_for_is_bad_input(capsys):
+    assert plan_command.main(CT129, lambda _question: (None, ["config.json: expected hidden_size, found none"])) == 2
+    assert "1 mistake:\n- config.json: expected hidden_size" in capsys.readouterr().err
+
+
+def test_bad_input_ends_in_a_moment_without_a_traceback():
+    started = time.monotonic()
+    done = run("no-model", "1x nothing")
+    assert time.monotonic() - started < 2
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert run("--nonsense").returncode == run().returncode == run("a", "b", "--format", "pdf").returncode == 2
+
+
+def test_nothing_of_ansible_and_no_jinja_is_read_on_the_way():
+    code = f"""
+import runpy, sys
+sys.argv = ["plan", "no-model", "1x t4"]
+try:
+    runpy.run_path({str(ROOT / "bin/plan")!r}, run_name="plan")["main"](sys.argv[1:])
+finally:
+    print(sorted({{name.partition(".")[0] for name in sys.modules}} & {{"ansible", "jinja2", "cryptography"}}))
+"""
+    assert run("-c", code, command=[sys.executable]).stdout == "[]\n"
+
+
+def test_make_passes_what_was_written(tmp_path):
+    """Spaces, quotes, dollars and backticks of a value reach the program, and no shell on the way reads them."""
+    program = tmp_path / "plan"
+    program.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\nsys.exit(int(sys.argv[-1][0]))\n")
+    program.chmod(0o755)
+    makefile = (ROOT / "Makefile").read_text().replace("@bin/plan", f"@{program}").replace("@tools/setup.sh >&2", "@true")
+    (tmp_path / "Makefile").write_text(makefile)
+    args = """--json-model-override-args '{"a": "$b `c` $(d)"}' --tp-size 2"""
+    for verdict, code in (("0x", 0), ("3x", 0), ("4x", 0), ("2x", 2), ("1x", 2)):
+        words = [
+            "-f",
+            str(tmp_path / "Makefile"),
+            "plan",
+            "MODEL=o/n",
+            f"GPUS={verdict} rtx-a6000",
+            f"ARGS={args}",
+            "FORMAT=json",
+            "WANT=context=5",
+        ]
+        done = run(*words, command=["make"])
+        assert done.returncode == code
+        assert json.loads(done.stdout) == [
+            *("--args", args, "--want", "context=5", "--release", "", "--given", "", "--out", "", "--format", "json", "--"),
+            *("o/n", f"{verdict} rtx-a6000"),
+        ]
+
+
+WORDS = st.sampled_from(
+    ["--args", "--want", "--given", "--format", "--release", "--explain", "json", "--", "-x", "2x t4", "context=1"]
+) | st.text(max_size=8)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(st.lists(WORDS.filter(lambda word: "/" not in word), max_size=7))
+def test_any_command_line_is_answered(capsys, words):
+    try:
+        code = plan_command.main(["no-model", *words], keep)
+    except SystemExit as error:
+        code = error.code
+    assert code in (0, 2)
+    shown = capsys.readouterr()
+    assert code == 0 or (shown.out == "" and shown.err)
+
+
+@given(st.lists(WORDS, max_size=7))
+def test_joining_loses_no_word(words):
+    made = "".join(plan_command.joined(words))
+    assert made.replace("=", "").replace(" ", "") == "".join(words).replace("=", "").replace(" ", "")
+
+
+def test_a_gpu_of_this_table_is_what_the_sizing_takes():
+    """The two sides agree on the names of a GPU's fields."""
+    assert set(_plan_gpus.Gpu.__dataclass_fields__) == set(_plan.Gpu.__dataclass_fields__)
+
+
+def test_the_whole_way_in_two_seconds():
+    """CT129 with one number measured: `make plan` is through before an operator looks up."""
+    words = ["plan", f"MODEL={CT129[0]}", f"GPUS={CT129[1]}", "WANT=context=131072 concurrency=4", "GIVEN=avail_before_weights_gib=46.58"]
+    started = time.monotonic()
+    done = run(*words, "FORMAT=json", command=["make"])
+    seconds = time.monotonic() - started
+    assert (done.returncode, done.stderr) == (0, "")
+    plan = json.loads(done.stdout)
+    contract = plan_results.ct129()
+    assert set(contract) <= set(plan)
+    assert set(contract["model"]) <= set(plan["model"])
+    assert set(contract["alternatives"][0]) <= set(plan["alternatives"][0])
+    for gpu in plan["per_gpu"]:
+        assert sum(gpu["components"].values()) == pytest.approx(gpu["memory_total_mib"] / 1024, abs=0.01)
+    assert plan["given"]["avail_before_weights_gib"] == 46.58
+    assert seconds < 2, "on two busy cores too"
+
+
+@pytest.mark.parametrize("how", ["text", "md", "html"])
+def test_the_other_formats_of_a_real_plan(how):
+    done = run(*CT129, "--format", how, "--explain")
+    assert done.returncode in (0, 3, 4), done.stderr
+    assert "NVIDIA RTX A6000" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert how != "text" or max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("config.json", "{}", "architectures"),
+        ("config.json", '{"architectures": ["Qwen3ForCausalLM"]}', "hidden_size"),
+        ("config.json", '{"architectures": ["Qwen3ForCausalLM"], "hidden_size": -5}', "hidden_size"),
+        ("model.safetensors.index.json", '{"weight_map": 5}', "weight_map"),
+        ("model.safetensors", "version https://git-lfs", "header"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_is_told_in_words(tmp_path, file, text, words):
+    config = yaml.safe_load((ROOT / "group_vars/qwen3_8b/sglang_instance.yml").read_text())["sglang_instance_qwen3_8b"]["model"]["config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run(str(tmp_path), "1x h200").returncode == 0
+    (tmp_path / file).write_text(text)
+    done = run(str(tmp_path), "1x h200")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
