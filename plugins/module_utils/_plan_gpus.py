@@ -241,11 +241,16 @@ def _whole(value: t.Any, least: int = 0) -> int | None:
 
 
 def _used(gpu: t.Mapping[str, t.Any], host: t.Mapping[str, t.Any], total: int) -> int:
-    """MiB that others have. Of unified memory the host knows."""
+    """MiB that others have, without what a running SGLang has, which would be started anew. Of unified memory the host knows."""
+    engines = sum(
+        _whole(process.get("memory_used_mib")) or 0
+        for process in gpu.get("processes") or ()
+        if isinstance(process, t.Mapping) and "sglang" in str(process.get("name"))
+    )
     if gpu.get("memory_kind") == "unified":
         available = _whole(host.get("memory_available_mib"))
-        return 0 if available is None else max(0, total - available)
-    return min(_whole(gpu.get("memory_used_mib")) or 0, total)
+        return 0 if available is None else max(0, total - available - engines)
+    return max(0, min(_whole(gpu.get("memory_used_mib")) or 0, total) - engines)
 
 
 def by_inventory(result: t.Any, indices: t.Sequence[int | str] | None = None) -> Gpus:
