@@ -21,7 +21,8 @@ def _weighed(question: Question, model: Model) -> tuple[Model, str, list[str], l
         found, wrong = _model_weights.read_header(name, data)
         tensors.update(found)
         problems += wrong
-    size, names = None, []
+    size: int | None = None
+    names: list[str] = []
     if question.index is not None:
         size, names, wrong = _model_weights.read_index(question.index)
         problems += wrong
@@ -52,6 +53,7 @@ def answer(question: Question) -> tuple[dict[str, t.Any] | None, list[str]]:
         args=question.args,
         given=_plan.Given(**question.given),
         want=_plan.Want(**question.want),
+        environment=question.environment,
     )
     disk_gib = _model_weights.disk_bytes(model) / _model_weights.GIB
     plan = _plan_report.report(request, question.name, question.source, source, _model_weights.parameters(model), disk_gib)

@@ -67,7 +67,7 @@ class Question:
 
     name, source: the model's, and catalogue | directory | hub. config, quant_config, headers, index: of its files, as far as they are known
     (config.json, hf_quant_config.json, the beginnings of safetensors files, model.safetensors.index.json). args: SGLang's flags by the
-    parser's destination names. want, given: all keys of WANT and GIVEN. notes: what to tell with the answer.
+    parser's destination names. want, given: all keys of WANT and GIVEN. environment: of the service. notes: what to tell with the answer.
     """
 
     name: str
@@ -81,6 +81,7 @@ class Question:
     quant_config: t.Mapping[str, t.Any] | None = None
     headers: t.Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     index: t.Mapping[str, t.Any] | None = None
+    environment: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 

@@ -65,4 +65,7 @@ def ask(
         return None, problems
     files = {"quant_config": found.quant_config, "headers": found.headers, "index": found.index}
     model = (str(instance["model"]["name"]), found.source, found.config)
-    return _plan_question.Question(*model, cards.gpus, release, args, wants, givens, **files, notes=tuple(notes)), []
+    environment = instance.get("unit_environment") or {}
+    return _plan_question.Question(
+        *model, cards.gpus, release, args, wants, givens, **files, environment=environment, notes=tuple(notes)
+    ), []

@@ -37,6 +37,10 @@ def test_names_of_gpus_are_chosen_as_the_instance_says():
     assert ask("1x rtx-a6000")[1] == ["gpus: expected GPU 1, found 1 in 1x rtx-a6000"]
 
 
+def test_the_environment_of_the_service_counts():
+    assert ask("2x t4", unit_environment={"A": "1"})[0].environment == {"A": "1"}
+
+
 def test_what_a_running_sglang_holds_is_not_others():
     host = gpu_results.two_a6000()
     held = [{"pid": 7, "name": "sglang::scheduler_TP0", "type": "C", "memory_used_mib": 40000}]
