@@ -91,6 +91,12 @@ def test_a_repository_that_the_catalogue_has_needs_no_network_and_brings_no_flag
     assert (found.name, found.source, found.entry) == ("Org/Small", "catalogue", None)
 
 
+def test_a_revision_that_is_named_is_the_one_that_counts(group_vars, hub):
+    hub.files["/Org/Small/resolve/abc/config.json"] = json.dumps(CONFIG).encode()
+    found = plan_model.find("Org/Small@abc", group_vars, hub.environment)
+    assert (found.name, found.source, found.config) == ("Org/Small@abc", "hub", CONFIG)
+
+
 def test_an_entry_without_fields_is_asked_of_the_hub_at_its_revision(group_vars, hub):
     hub.files[f"/Org/Bare/resolve/{'a' * 40}/config.json"] = json.dumps(CONFIG).encode()
     found = plan_model.find("bare", group_vars, hub.environment)

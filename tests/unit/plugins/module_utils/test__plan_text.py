@@ -25,6 +25,7 @@ def test_it_fits_eighty_columns_and_says_the_numbers(make, explain):
     assert verdict in text.splitlines()
     assert f"{plan['max_total_num_tokens']:,}" in text
     assert ("Where the numbers come from" in text) == explain
+    assert ("asked for" in text) == (plan["wanted"] is not None)
     for one in (*plan["reasons"], *plan["warnings"]):
         assert one in " ".join(text.split())
 
