@@ -33,7 +33,7 @@ _MAY_BE_ZERO = ("draft_weights_gib",)
 # Flags that a plan computes with, whose numbers SGLang's parser takes as they are: the least and the most that can be meant.
 NUMBERS: dict[str, tuple[float, float]] = {
     "tp_size": (1, 1024),
-    "pp_size": (1, 1024),
+    "pp_size": (1, 64),
     "dp_size": (1, 1024),
     "ep_size": (1, 1024),
     "attn_dp_size": (1, 1024),
@@ -47,8 +47,8 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "max_mamba_cache_size": (1, 1_000_000),
     "mamba_full_memory_ratio": (0.0001, 10_000),
     "swa_full_tokens_ratio": (0.0001, 1),
-    "cuda_graph_max_bs": (1, 1_000_000),
-    "cuda_graph_max_bs_decode": (1, 1_000_000),
+    "cuda_graph_max_bs": (1, 65_536),
+    "cuda_graph_max_bs_decode": (1, 65_536),
     "speculative_num_steps": (1, 1024),
     "speculative_eagle_topk": (1, 1024),
     "speculative_num_draft_tokens": (1, 1024),
