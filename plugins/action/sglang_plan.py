@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import datetime
 import json
+import os
 import typing as t
 from pathlib import Path
 
@@ -89,7 +90,7 @@ class ActionModule(ActionBase):
             raise plan_model.ModelError(
                 f"model: expected model.config in group_vars, or {model['path']}/config.json on the host, found neither"
             )
-        return plan_model.from_hub(model["name"], model.get("revision"))
+        return plan_model.from_hub(model["name"], model.get("revision"), os.environ)
 
     def _slurp(self, path: str, task_vars: dict[str, t.Any]) -> bytes | None:
         """A file of the host, or None when there is none, or no way to the host."""

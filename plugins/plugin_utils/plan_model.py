@@ -8,7 +8,6 @@ import dataclasses
 import difflib
 import http.client
 import json
-import os
 import re
 import time
 import typing as t
@@ -179,7 +178,7 @@ def _get(url: str, token: str, timeout_s: float) -> bytes | None:
         raise ModelError(f"{url}: could not be fetched ({reason}); give a directory or a name of the catalogue") from error
 
 
-def from_hub(name: str, revision: str | None, environment: t.Mapping[str, str] = os.environ, timeout_s: float = TIMEOUT_S) -> Found:
+def from_hub(name: str, revision: str | None, environment: t.Mapping[str, str], timeout_s: float = TIMEOUT_S) -> Found:
     """config.json of a repository, at a revision. HF_ENDPOINT and HF_TOKEN are taken from the environment."""
     endpoint = (environment.get("HF_ENDPOINT") or HUB).rstrip("/")
     parts = urlsplit(endpoint)
@@ -203,7 +202,7 @@ def from_hub(name: str, revision: str | None, environment: t.Mapping[str, str] =
 # --- all three ---
 
 
-def find(text: str, group_vars: Path, environment: t.Mapping[str, str] = os.environ, fetch: t.Callable[..., Found] = from_hub) -> Found:
+def find(text: str, group_vars: Path, environment: t.Mapping[str, str], fetch: t.Callable[..., Found] = from_hub) -> Found:
     """The model that an operator names: an entry of the catalogue, a directory, or org/name[@revision] of the Hub."""
     text = text.strip()
     path = Path(text).expanduser() if text and "\0" not in text else None

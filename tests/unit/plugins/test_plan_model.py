@@ -184,20 +184,20 @@ def test_a_directory_with_headers_and_index(tmp_path, group_vars):
 
 def test_directories_that_hold_no_model(tmp_path, group_vars):
     with pytest.raises(plan_model.ModelError, match=r"expected config.json in it, found none"):
-        plan_model.find(str(tmp_path), group_vars)
+        plan_model.find(str(tmp_path), group_vars, {})
     with pytest.raises(plan_model.ModelError, match="expected a directory, found none"):
-        plan_model.find("/does/not/exist", group_vars)
+        plan_model.find("/does/not/exist", group_vars, {})
     (tmp_path / "config.json").mkdir()
     with pytest.raises(plan_model.ModelError, match="expected a file that can be read"):
-        plan_model.find(str(tmp_path), group_vars)
+        plan_model.find(str(tmp_path), group_vars, {})
 
 
 def test_a_catalogue_that_is_no_yaml(group_vars):
     (group_vars / "bare/y.yml").write_text("sglang_instance_x: [")
     with pytest.raises(plan_model.ModelError, match=r"bare/y.yml: expected YAML"):
-        plan_model.find("little", group_vars)
+        plan_model.find("little", group_vars, {})
     (group_vars / "bare/y.yml").write_text("- sglang_instance_x")
-    assert plan_model.find("little", group_vars).name == "Org/Small"
+    assert plan_model.find("little", group_vars, {}).name == "Org/Small"
 
 
 @pytest.mark.parametrize("text", ["", "  ", "smal-model", "a/b/c", "x" * 5000, "org/na me", "a\0b/c", "a/b@", "--help", "org/\u0665"])
