@@ -17,7 +17,7 @@ import plan_results
 import pytest
 import yaml
 from ansible_collections.firstlight.sglang.plugins.module_utils import _plan, _plan_gpus
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -201,6 +201,8 @@ WORDS = st.sampled_from(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(st.lists(WORDS.filter(lambda word: "/" not in word), max_size=7))
+@example(words=["--", "--"])
+@example(words=["--args", "--", "2x t4"])
 def test_any_command_line_is_answered(capsys, words):
     try:
         code = plan_command.main(["no-model", *words], keep)
