@@ -119,6 +119,11 @@ def compact(option: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     return {key: value for key, value in option.items() if (key in ("flags", "kind") and value != "value") or usual[key] != value}
 
 
+def release_order(release: str) -> tuple[int, ...]:
+    """A key that sorts releases by age: 0.5.9 before 0.5.10 before 0.5.10.post1."""
+    return tuple(int(number) for number in re.findall(r"\d{1,9}", release))
+
+
 def found(value: t.Any) -> str:
     """A value and its type, in words for a message (Ansible hands over subclasses of the plain types)."""
     kinds = (bool, int, float, str, list, dict)
