@@ -27,6 +27,7 @@ ALIASES = {
     "ep": "ep_size",
     "expert_parallel_size": "ep_size",
     "mamba_scheduler_strategy": "mamba_radix_cache_strategy",
+    "nccl_init_addr": "dist_init_addr",
     "pipeline_parallel_size": "pp_size",
     "speculative_draft_model": "speculative_draft_model_path",
     "tensor_parallel_size": "tp_size",

@@ -103,8 +103,8 @@ def _tree_on_pages(facts: Facts, backends: t.Sequence[str]) -> t.Iterator[str]:
     "speculative-topk-page",
     ERROR,
     "speculative_eagle_topk above 1 with pages above 1 in an attention backend that cannot branch within a page",
-    "0.5.8 server_args.py:2221; 0.5.10 server_args.py",
-    last="0.5.13",
+    "0.5.8 server_args.py:2225; 0.5.12 server_args.py:3840",
+    last="0.5.12.post1",
 )
 def _speculative_topk_page_old(facts: Facts) -> t.Iterator[str]:
     yield from _tree_on_pages(facts, ("flashinfer", "fa3"))
@@ -114,8 +114,8 @@ def _speculative_topk_page_old(facts: Facts) -> t.Iterator[str]:
     "speculative-topk-page",
     ERROR,
     "speculative_eagle_topk above 1 with pages above 1 in an attention backend that cannot branch within a page",
-    "0.5.23 arg_groups/speculative_hook.py:1271",
-    first="0.5.14",
+    "0.5.13 arg_groups/speculative_hook.py:376; 0.5.23 arg_groups/speculative_hook.py:1271",
+    first="0.5.13",
 )
 def _speculative_topk_page(facts: Facts) -> t.Iterator[str]:
     yield from _tree_on_pages(facts, ("flashinfer", "fa3", "triton"))
@@ -434,16 +434,17 @@ def _hybrid_requests(facts: Facts) -> t.Iterator[str]:
 @rule(
     "hybrid-state-default",
     WARNING,
-    "The default of 512 state slots does not fit on smaller cards (case B04)",
+    "Without the radix cache the default is 512 state slots, which do not fit on smaller cards (case B04)",
     "0.5.8 model_executor/model_runner_kv_cache_mixin.py:177; sgl-project/sglang#18786",
     last="0.5.8",
 )
 def _hybrid_state_default(facts: Facts) -> t.Iterator[str]:
     small = [gpu for gpu in facts.gpus or () if isinstance(gpu.get("memory_total_mib"), int) and gpu["memory_total_mib"] < 60 * 1024]
-    if facts.hybrid() and small and "max_mamba_cache_size" not in facts.args:
+    told = "max_mamba_cache_size" in facts.args or "max_running_requests" in facts.args
+    if facts.hybrid() and small and facts.on("disable_radix_cache") and not told:
         yield (
             "args.max_mamba_cache_size: expected a number on GPUs below 60 GiB, found none; "
-            "the default of this release does not fit: write 5 x requests"
+            "the default of 512 does not fit: write max_running_requests"
         )
 
 
