@@ -24,6 +24,7 @@ ALIASES = {
     "cuda_graph_bs": "cuda_graph_bs_decode",
     "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
     "data_parallel_size": "dp_size",
+    "enable_hicache": "enable_hierarchical_cache",
     "ep": "ep_size",
     "expert_parallel_size": "ep_size",
     "mamba_scheduler_strategy": "mamba_radix_cache_strategy",
