@@ -9,16 +9,16 @@ _model_config.py reads it out of a config.json; _model_weights.py counts its wei
 from __future__ import annotations
 
 import dataclasses
-import typing as t
 
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
     """Layers of one kind that keep keys and values (or a latent) for every token.
 
-    kind: full | sliding | mla. layers: those with a cache of their own. window: tokens that a sliding layer keeps.
+    kind: full | sliding | mla | compressed. layers: those with a cache of their own. window: tokens that a sliding layer keeps.
     latent_dim: MLA's kv_lora_rank + qk_rope_head_dim (then kv_heads, head_dim and v_head_dim are 0).
     index_dim, index_layers: the sparse indexer's head size and how many layers keep its keys (DSA); 0 without one.
+    compressed (DeepSeek V4): all layers keep a window of latents; index_layers one for 4 tokens and an index, coarse_layers one for 128.
     """
 
     kind: str
@@ -26,10 +26,11 @@ class Attention:
     kv_heads: int = 0
     head_dim: int = 0
     v_head_dim: int = 0
-    window: t.Optional[int] = None
+    window: int | None = None
     latent_dim: int = 0
     index_dim: int = 0
     index_layers: int = 0
+    coarse_layers: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ class State:
     head_dim: int
     state_dim: int
     state_dtype: str
-    groups: t.Optional[int] = None
+    groups: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,15 +94,17 @@ class Model:
     hidden_size: int
     vocab_size: int
     num_attention_heads: int
-    attentions: t.Tuple[Attention, ...]  # noqa: UP006
-    state: t.Optional[State]
-    parts: t.Tuple[Part, ...]  # noqa: UP006
+    attentions: tuple[Attention, ...]
+    state: State | None
+    parts: tuple[Part, ...]
     experts: int = 0
     draft_layers: int = 0
     # the key that says how many draft layers there are: num_nextn_predict_layers | mtp_num_hidden_layers | None
-    draft_key: t.Optional[str] = None
-    draft_attention: t.Optional[Attention] = None
-    vision: t.Optional[Vision] = None
+    draft_key: str | None = None
+    draft_attention: Attention | None = None
+    vision: Vision | None = None
     multimodal: bool = False
-    quantization: t.Optional[str] = None
-    notes: t.Tuple[str, ...] = ()  # noqa: UP006
+    quantization: str | None = None
+    # what the checkpoint itself says of its KV cache (fp8_e4m3), None where it says nothing
+    kv_cache_dtype: str | None = None
+    notes: tuple[str, ...] = ()

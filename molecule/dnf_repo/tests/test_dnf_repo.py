@@ -83,7 +83,7 @@ def test_the_pinned_driver_is_there_in_one_version_and_no_upgrade_moves_it(host)
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"gpu_driver_branch": 590, "gpu_driver_key_fingerprint": "0" * 40}, "not 0000000000000000"),
+        ({"gpu_driver_branch": 590, "gpu_driver_key_fingerprint": "0" * 40}, "instead of 0000000000000000"),
         ({"gpu_driver_version": "580.99.99"}, "expected driver 580.99.99"),
         ({"gpu_driver_branch": 590, "gpu_driver_base_url": "file:///srv/nowhere"}, "cannot read it"),
     ],

@@ -1,0 +1,260 @@
+# Copyright: Firstlight contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# PRIVATE to the collection.
+"""Changes that help: each with what it gives and what it costs, the best first, and the smallest set that reaches what was asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from ansible_collections.firstlight.sglang.plugins.module_utils import _plan, _plan_defaults
+
+# A change is worth telling when it gives this much more of one number.
+_WORTH = 1.03
+# How many are told.
+_TOLD = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One change of flags. price: 0 is hardly felt, 1 costs speed or slack, 2 quality, 3 hardware. gpus: how many, where that changes."""
+
+    name: str
+    what: str
+    args: t.Mapping[str, t.Any]
+    cost: str
+    price: int
+    gpus: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """A change, or several together, and what it gives."""
+
+    changes: tuple[Change, ...]
+    outcome: _plan.Outcome
+    meets_want: bool | None
+
+    @property
+    def args(self) -> dict[str, t.Any]:
+        """All flags that change; null takes one away."""
+        return {key: value for change in self.changes for key, value in change.args.items()}
+
+    @property
+    def price(self) -> tuple[int, int]:
+        """What it costs: the dearest change first, then how many flags change."""
+        return max(change.price for change in self.changes), len(self.args)
+
+
+def apply(args: t.Mapping[str, t.Any], change: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+    """Flags with a change made; null takes one away."""
+    return {key: value for key, value in {**args, **change}.items() if value is not None}
+
+
+def _flag(request: _plan.Request, new: str, old: str, first: str) -> str:
+    """A flag's name in the request's release."""
+    return new if _plan_defaults.since(request.release, first) else old
+
+
+def _state_changes(request: _plan.Request, base: _plan.Outcome, at_once: int) -> list[Change]:
+    resolved = base.resolved
+    changes = []
+    if resolved.radix_cache:
+        slots = base.pools.slots_per_request * at_once
+        changes.append(
+            Change(
+                "state_slots",
+                f"state for {at_once} requests only",
+                {"max_mamba_cache_size": slots, "max_running_requests": at_once},
+                f"no more than {at_once} at once, fewer cached prefixes",
+                0,
+            )
+        )
+        changes.append(
+            Change(
+                "state_share_small", "less memory for states", {"mamba_full_memory_ratio": 0.3}, "fewer at once, fewer cached prefixes", 1
+            )
+        )
+        changes.append(Change("state_share_large", "more memory for states", {"mamba_full_memory_ratio": 2.0}, "fewer tokens", 1))
+    if resolved.state_dtype == "float32":
+        changes.append(Change("state_bf16", "state in bfloat16", {"mamba_ssm_dtype": "bfloat16"}, "some accuracy on long texts", 2))
+    replay = resolved.speculation is not None and request.model.state is not None and request.model.state.kind == "gdn"
+    if replay and not resolved.replay_state and _plan_defaults.since(request.release, "0.5.17"):
+        changes.append(
+            Change("replay_state", "no copies of the state per draft token", {"enable_linear_replayssm_spec": True}, "a newer code path", 1)
+        )
+    return changes
+
+
+def _kv_dtype(request: _plan.Request) -> str:
+    """The 8-bit type that the card's attention kernels take: e4m3 from compute capability 8.9 on, and wherever flashinfer or fa3 runs."""
+    return "fp8_e5m2" if request.args.get("attention_backend") == "triton" else "fp8_e4m3"
+
+
+def singles(request: _plan.Request, base: _plan.Outcome) -> list[Change]:
+    """Every change that may help, one flag or one idea each."""
+    resolved, model = base.resolved, request.model
+    at_once = request.want.concurrency or min(4, max(1, base.pools.max_running_requests or 1))
+    changes = []
+    if resolved.max_running_requests is None or resolved.max_running_requests > at_once:
+        changes.append(
+            Change(
+                "running", f"at most {at_once} requests at once", {"max_running_requests": at_once}, f"no more than {at_once} at once", 0
+            )
+        )
+    if model.state is not None:
+        changes += _state_changes(request, base, at_once)
+    fraction = _plan.highest_fraction(request, request.args)
+    if fraction is not None:
+        changes.append(
+            Change("fraction", "more of the GPU for the pools", {"mem_fraction_static": fraction}, "less left for very long prompts", 1)
+        )
+    if resolved.speculation is not None:
+        gone = {key: None for key in request.args if key.startswith("speculative_")}
+        changes.append(Change("no_speculation", "no speculative decoding", gone, "slower single answers", 1))
+    if resolved.hybrid_swa and resolved.swa_full_tokens_ratio > 0.2:
+        changes.append(
+            Change(
+                "sliding_share",
+                "a smaller pool for sliding windows",
+                {"swa_full_tokens_ratio": 0.2},
+                "fewer at once, fewer cached prefixes",
+                1,
+            )
+        )
+    if resolved.mem_fraction_chosen and resolved.chunked_prefill_size > 2048:
+        changes.append(
+            Change(
+                "chunk",
+                "shorter steps through a prompt",
+                {"chunked_prefill_size": resolved.chunked_prefill_size // 2},
+                "slower long prompts",
+                1,
+            )
+        )
+    graphs = _flag(request, "cuda_graph_max_bs_decode", "cuda_graph_max_bs", "0.5.14")
+    if resolved.mem_fraction_chosen and resolved.decode_max_bs > max(at_once, 8):
+        changes.append(Change("graphs", "fewer CUDA graphs", {graphs: max(at_once, 8)}, "slower beyond that many at once", 1))
+    if resolved.kv_cache_dtype in ("bfloat16", "float16"):
+        changes.append(Change("kv_fp8", "KV cache in 8 bits", {"kv_cache_dtype": _kv_dtype(request)}, "some accuracy", 2))
+    if model.quantization is None and resolved.quantization is None:
+        changes.append(Change("weights_fp8", "weights in 8 bits, made while loading", {"quantization": "fp8"}, "some accuracy", 2))
+    return changes + _more_gpus(request, resolved)
+
+
+def _more_gpus(request: _plan.Request, resolved: _plan_defaults.Resolved) -> list[Change]:
+    """More ranks: the GPUs that are there first, then more of the same kind."""
+    have = len(request.gpus)
+    changes = []
+    tp = resolved.tp_size * 2
+    while tp <= 16:
+        more = tp * resolved.pp_size
+        cost = "none that is left" if more <= have else f"{more - have} more GPUs"
+        changes.append(
+            Change(
+                f"tp_{tp}",
+                f"split over {tp} GPUs",
+                {"tp_size": tp},
+                "the GPUs are used up" if more <= have else cost,
+                1 if more <= have else 3,
+                more if more > have else None,
+            )
+        )
+        tp *= 2
+    return changes
+
+
+def _with_gpus(request: _plan.Request, changes: t.Sequence[Change]) -> _plan.Request:
+    wanted = max((change.gpus or 0 for change in changes), default=0)
+    if wanted <= len(request.gpus):
+        return request
+    like = min(request.gpus, key=lambda gpu: gpu.memory_total_mib)
+    more = tuple(dataclasses.replace(like, index=index) for index in range(len(request.gpus), wanted))
+    return dataclasses.replace(request, gpus=request.gpus + more, given=_plan.Given())
+
+
+def _try(request: _plan.Request, changes: tuple[Change, ...]) -> Alternative:
+    asked = _with_gpus(request, changes)
+    args: dict[str, t.Any] = dict(request.args)
+    for change in changes:
+        args = apply(args, change.args)
+    # measured weights stand for the ranks and the types they were measured with
+    if asked.given.weights_gib is not None and any(key in change.args for change in changes for key in ("tp_size", "quantization")):
+        asked = dataclasses.replace(asked, given=_plan.Given(avail_before_weights_gib=asked.given.avail_before_weights_gib))
+    result = _plan.outcome(asked, args)
+    return Alternative(changes, result, result.meets(request.want))
+
+
+def _raise_fraction(request: _plan.Request, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """With other flags changed, the largest safe fraction is another one."""
+    others = tuple(change for change in changes if change.name != "fraction")
+    if len(others) == len(changes):
+        return changes
+    args: dict[str, t.Any] = dict(request.args)
+    for change in others:
+        args = apply(args, change.args)
+    fraction = _plan.highest_fraction(_with_gpus(request, others), args)
+    if fraction is None:
+        return others
+    return (*others, *(dataclasses.replace(c, args={"mem_fraction_static": fraction}) for c in changes if c.name == "fraction"))
+
+
+# Changes that exclude each other.
+_EXCLUSIVE = ({"running", "state_slots"}, {"state_slots", "state_share_small", "state_share_large"}, {"no_speculation", "replay_state"})
+
+
+def _together(changes: t.Sequence[Change], more: Change) -> bool:
+    names = {change.name for change in changes}
+    if more.name.startswith("tp_") and any(name.startswith("tp_") for name in names):
+        return False
+    return more.name not in names and not any(more.name in group and names & group for group in _EXCLUSIVE)
+
+
+def _reaching(request: _plan.Request, changes: list[Change]) -> list[Alternative]:
+    """The smallest sets that reach what was asked for: pairs first, then the cheapest ones added until it is reached and thinned again."""
+    found = []
+    for index, first in enumerate(changes):
+        for second in changes[index + 1 :]:
+            if _together((first,), second):
+                tried = _try(request, _raise_fraction(request, (first, second)))
+                if tried.meets_want:
+                    found.append(tried)
+    if found:
+        return found
+    chosen: tuple[Change, ...] = ()
+    for change in sorted(changes, key=lambda change: change.price):
+        if not _together(chosen, change):
+            continue
+        chosen = (*chosen, change)
+        tried = _try(request, _raise_fraction(request, chosen))
+        if tried.meets_want:
+            for spare in chosen[:-1]:
+                thinner = tuple(c for c in chosen if c is not spare)
+                again = _try(request, _raise_fraction(request, thinner))
+                if again.meets_want:
+                    chosen, tried = thinner, again
+            return [tried]
+    return []
+
+
+def _gain(base: _plan.Outcome, tried: _plan.Outcome) -> float:
+    """The larger of both gains, tokens and requests; 0 for what loses more than half of the other."""
+    tokens = tried.pools.max_total_num_tokens / max(1, base.pools.max_total_num_tokens)
+    running = tried.pools.max_running_requests / max(1, base.pools.max_running_requests)
+    return max(tokens, min(running, 4.0)) if min(tokens, running) >= 0.5 or tokens > _WORTH else 0.0
+
+
+def alternatives(request: _plan.Request, base: _plan.Outcome) -> list[Alternative]:
+    """What helps, the best first: what reaches the goal at the lowest price, then by what it gives."""
+    changes = singles(request, base)
+    tried = [_try(request, (change,)) for change in changes]
+    if base.meets(request.want) is False and not any(one.meets_want and one.price[0] < 3 for one in tried):
+        tried += _reaching(request, changes)
+    elif request.want == _plan.Want() and base.starts:
+        both = tuple(change for change in changes if change.name in ("fraction", "state_slots"))
+        if len(both) == 2:
+            tried.append(_try(request, _raise_fraction(request, both)))
+    good = [one for one in tried if one.outcome.starts and (one.meets_want or not base.starts or _gain(base, one.outcome) >= _WORTH)]
+    good.sort(key=lambda one: (not one.meets_want, one.price, -one.outcome.max_request_tokens, -one.outcome.pools.max_running_requests))
+    return good[:_TOLD]
