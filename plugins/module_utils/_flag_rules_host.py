@@ -239,6 +239,15 @@ def ports(args: Args) -> dict[int, str]:
     return found
 
 
+def conflicts(args: Args, others: t.Iterable[Args]) -> t.Iterator[str]:
+    """The ports that an instance has in common with others on its host, each {name, args}."""
+    own = ports(args)
+    for other in others:
+        theirs = ports(other["args"])
+        for number in sorted(own.keys() & theirs.keys()):
+            yield f"{own[number]}: expected a port of its own, found {number}, which is {theirs[number]} of {other['name']}; set another"
+
+
 def _moved(port: float) -> float:
     return port + 233 if port + 233 <= 65535 else port - 233
 
@@ -253,6 +262,8 @@ def _ports_own(facts: Facts) -> t.Iterator[str]:
     port, rendezvous = facts.number("port"), facts.number("nccl_port")
     if port is None:
         return
+    if port == rendezvous:
+        yield f"nccl_port: expected another port than the HTTP port, found {text(port)}; set another nccl_port"
     hidden = {number: what for number, what in ports({**facts.args, "nccl_port": None}).items() if what not in ("port", "nccl_port")}
     if rendezvous is not None and int(rendezvous) in hidden:
         yield f"nccl_port: expected a port that {hidden[int(rendezvous)]} does not take, found {int(rendezvous)}; set another nccl_port"
@@ -265,13 +276,7 @@ def _ports_own(facts: Facts) -> t.Iterator[str]:
     "0.5.23 server_args.py:728, class PortArgs; case B44 (sgl-project/sglang#37215, #10693)",
 )
 def _ports_others(facts: Facts) -> t.Iterator[str]:
-    own = ports(facts.args)
-    for other in facts.others:
-        theirs = ports(other["args"])
-        for number in sorted(own.keys() & theirs.keys()):
-            yield (
-                f"{own[number]}: expected a port of its own, found {number}, which is {theirs[number]} of {other['name']}; set another one"
-            )
+    yield from conflicts(facts.args, facts.others)
 
 
 @rule(

@@ -62,7 +62,7 @@ class Vision:
 
     layers: int
     hidden_size: int
-    heads: t.Optional[int] = None
+    heads: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

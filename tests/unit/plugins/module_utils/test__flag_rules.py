@@ -539,7 +539,7 @@ FIELD = [
         ),
     ),
     ("B43", Case("speculative-hybrid-depth", "take fewer", {**MTP, "speculative_num_steps": 5}, Q27)),
-    ("B44", Case("ports-others", "set another one", {"port": 30001}, {"others": [OTHER]})),
+    ("B44", Case("ports-others", "set another", {"port": 30001}, {"others": [OTHER]})),
     ("B44", Case("dp-nccl-port", "one instance of each replica", {"dp_size": 8, "nccl_port": 18103})),
 ]
 
