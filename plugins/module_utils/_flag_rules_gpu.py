@@ -433,13 +433,14 @@ def _tp_linear_heads(facts: Facts) -> t.Iterator[str]:
 @rule(
     "tp-vision-heads",
     ERROR,
-    "Tensor parallel ranks divide the heads of the vision tower",
-    "0.5.23 layers/attention/vision.py:1129 (divide)",
+    "Tensor parallel ranks divide the heads of the vision tower (Qwen3; others are padded)",
+    "0.5.23 layers/attention/vision.py:1132 (divide)",
 )
 def _tp_vision_heads(facts: Facts) -> t.Iterator[str]:
-    heads = facts.model.vision.heads if facts.model and facts.model.vision else None
+    model = facts.model
+    heads = model.vision.heads if model and model.vision and model.architecture.startswith("Qwen3") else None
     if heads and not facts.on("mm_enable_dp_encoder") and not facts.on("language_model_only"):
-        yield from _indivisible("heads of the vision tower", heads, facts.size("tp_size"))
+        yield from _indivisible("heads of the vision tower", heads, _attention_tp(facts))
 
 
 @rule(

@@ -11,8 +11,9 @@ import json
 import pathlib
 import typing as t
 
+import model_fields
 import pytest
-from ansible_collections.firstlight.sglang.plugins.module_utils import _flag_facts, _flag_rules, _flags
+from ansible_collections.firstlight.sglang.plugins.module_utils import _flag_facts, _flag_rules, _flags, _model_config
 from ansible_collections.firstlight.sglang.plugins.plugin_utils import flag_tables
 from flag_models import DEEPSEEK_V3, QWEN3_06B, QWEN3_8B, QWEN3_30B, QWEN36, QWEN36_RANK, gpus, pair, quantized
 from hypothesis import given
@@ -561,6 +562,27 @@ def test_known_bad_combinations_of_the_field_get_the_right_cure(name, case):
 )
 def test_case_b02_a_flag_that_was_renamed_is_told_by_its_name_in_the_release(release, flag, cure):
     assert cure in _flags.unknown_flag(flag_tables.table(release), flag)
+
+
+REAL = {
+    name: model
+    for name, read in model_fields.load().items()
+    if (model := _model_config.read(read["config"], read.get("hf_quant_config"))[0]) is not None
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_nothing_is_refused_of_a_real_model_on_gpus_that_run_it(name):
+    for size in (1, 2, 4, 8):
+        findings = _flag_rules.check("0.5.23", {"tp_size": size}, REAL[name], gpus("10.0", 8, total=183359))
+        assert [finding for finding in findings if finding.severity == "error"] == []
+
+
+def test_the_sizes_that_qwen36_can_be_split_into():
+    """24 heads, 4 KV heads, 48 and 16 heads of linear attention."""
+    sizes = range(1, 17)
+    refused = {size: _flag_rules.check("0.5.23", {"tp_size": size}, REAL["Qwen--Qwen3.6-27B"]) for size in sizes}
+    assert [size for size in sizes if not refused[size]] == [1, 2, 4, 8]
 
 
 def test_the_document_of_the_rules_is_fresh():
