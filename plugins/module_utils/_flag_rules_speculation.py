@@ -346,8 +346,8 @@ def _hybrid_lazy_speculation(facts: Facts) -> t.Iterator[str]:
     "hybrid-lazy-overlap",
     ERROR,
     "The strategy extra_buffer_lazy without the overlap schedule (found out only when pools are made)",
-    "0.5.23 mem_cache/kv_cache_configurator.py:3073",
-    first="0.5.14",
+    "0.5.13 model_executor/model_runner_kv_cache_mixin.py:249; 0.5.23 mem_cache/kv_cache_configurator.py:3073",
+    first="0.5.13",
 )
 def _hybrid_lazy_overlap(facts: Facts) -> t.Iterator[str]:
     if facts.hybrid() and _strategy(facts) == "extra_buffer_lazy" and facts.on("disable_overlap_schedule"):
