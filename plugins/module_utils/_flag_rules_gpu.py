@@ -183,6 +183,23 @@ def _fa3_fp8(facts: Facts) -> t.Iterator[str]:
         yield "args.kv_cache_dtype: expected fp8_e4m3 with fa3, found fp8_e5m2; the engine takes triton for it: write fp8_e4m3"
 
 
+@rule(
+    "linear-attention-flashinfer",
+    ERROR,
+    "Linear attention decodes with flashinfer on compute capability 10 and higher only with a bfloat16 state",
+    "0.5.10 server_args.py:2595; 0.5.23 arg_groups/attention_hook.py:341",
+    first="0.5.10",
+)
+def _linear_attention_flashinfer(facts: Facts) -> t.Iterator[str]:
+    flag = "linear_attn_decode_backend" if "linear_attn_decode_backend" in facts.args else "linear_attn_backend"
+    for pair in facts.capabilities():
+        if facts.word(flag) == "flashinfer" and pair >= (10, 0) and facts.word("mamba_ssm_dtype") != "bfloat16":
+            yield (
+                f"args.{flag}: expected mamba_ssm_dtype bfloat16 with flashinfer on compute capability {capability(pair)}, "
+                f"found {facts.word('mamba_ssm_dtype') or 'none'}; write it, or leave {flag} out"
+            )
+
+
 # --- Data types by generation ---
 
 
