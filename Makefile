@@ -11,7 +11,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 PLAYBOOK = ansible-playbook -i '$(INVENTORY)' $(if $(LIMIT),--limit '$(LIMIT)') $(ANSIBLE_ARGS)
 needs-inventory = $(if $(INVENTORY),,$(error say which hosts: make $@ INVENTORY=inventory/<yours>.yml [LIMIT=<host>]))
 
-.PHONY: help setup demo demo-destroy deploy proxmox verify gpu-inventory gpu-driver test test-full lint bench clean
+.PHONY: help setup demo demo-destroy deploy proxmox verify gpu-inventory gpu-driver pin test test-full lint bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,6 +39,9 @@ gpu-inventory: setup ## run gpu_inventory.yml: make gpu-inventory INVENTORY=... 
 
 gpu-driver: setup ## run gpu_driver.yml: make gpu-driver INVENTORY=... [LIMIT=...]
 	$(needs-inventory)$(PLAYBOOK) playbooks/gpu_driver.yml
+
+pin: setup ## pin a model to the newest commit of its repository: make pin MODEL=<model group or org/name> [CHECK=1]
+	$(if $(MODEL),,$(error say which model: make pin MODEL=<model group or org/name>))@python tools/pin.py $(if $(CHECK),--check) $(if $(GROUP_VARS),--group-vars '$(GROUP_VARS)') -- '$(MODEL)'
 
 lint: setup ## ansible-lint, yamllint, ruff, mypy
 	yamllint --strict .

@@ -18,4 +18,5 @@ class FilterModule:
             "proxmox_list_problems": _proxmox.list_problems,
             "proxmox_given": _proxmox.given,
             "proxmox_guest_problems": _proxmox.guest_problems,
+            "proxmox_said_problems": _proxmox.said_problems,
         }

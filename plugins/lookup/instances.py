@@ -65,6 +65,13 @@ options:
       - Without it, the one that NVIDIA's wheels bring into the instance's own environment. The role C(cuda_toolkit) checks either.
     type: str
     vars: [{name: sglang_cuda_home}]
+  unpinned:
+    description:
+      - What becomes of an instance whose model has neither a revision nor a path nor a script. V(refuse) is a mistake that names
+        C(make pin). V(allow) takes it, with C(path) and C(revision) null, for the plan, which needs no checkpoint.
+    type: str
+    choices: [refuse, allow]
+    default: refuse
   raw:
     description: Return C({instances, problems}) as a list of one element in place of an error. For the preflight.
     type: bool

@@ -17,10 +17,14 @@ Inventory = t.Mapping[str, t.Any]  # the result of gpu_info (docs/design.md)
 
 
 class Problem(t.NamedTuple):
-    """One reason to stop: a stable word, and one sentence with what was expected, what was found and what to change."""
+    """One reason to stop: a stable word, and one sentence with what was expected, what was found and what to change.
+
+    refusals_told: the sentence says already which sources were refused (Offers.refused), and why.
+    """
 
     code: str
     text: str
+    refusals_told: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +260,7 @@ def option_problems(wanted: Wanted) -> list[Problem]:
 
 
 def is_url(text: str) -> bool:
-    """Whether it is no path. The role asks for the same two slashes."""
+    """Whether it is no path."""
     return "://" in text
 
 

@@ -59,7 +59,10 @@ def mode_of(wanted: Wanted, inventory: Inventory) -> tuple[str, list[Problem]]:
     mode = ("userland" if container else "kernel") if wanted.mode not in ("kernel", "userland") else wanted.mode
     if mode == "userland" and wanted.mode == "auto" and wanted.of_module():
         asked = ", ".join(wanted.of_module())
-        text = f"expected no options of a kernel module in a container, which has none of its own, found {asked}; leave them out."
+        text = (
+            f"expected no options of a kernel module in a container, which has none of its own, found {asked}; set them for its host "
+            "(a hypervisor: in host_vars or group_vars of its own, which its containers do not share), and leave them out here."
+        )
         return mode, [Problem("kernel_options_in_container", text)]
     return mode, []
 

@@ -31,7 +31,10 @@ def problems(modes: Modes, inventory: Inventory) -> list[Problem]:
     asked = modes.asked()
     if asked and inventory["container"]:
         names = " and ".join(f"gpu_driver_{name}" for name, _value in asked)
-        text = f"expected {names} on the machine that drives the GPUs, found a container; set it there, and leave it out here."
+        text = (
+            f"expected {names} on the machine that drives the GPUs, found a container; set it there (a hypervisor: in host_vars or "
+            "group_vars of its own, which its containers do not share), and leave it out here."
+        )
         return [Problem("modes_in_container", text)]
     found = []
     for name, value in asked:

@@ -320,7 +320,9 @@ def missing_components(sources: t.Iterable[AptSource], wanted: t.Sequence[str], 
     """The distribution's entries that lack some of these components, with what they lack as components (case C31).
 
     They can be added as entries of their own: same URIs, suites and key, other components. An entry counts as the distribution's when it
-    has main and a suite of a release, and is signed with the archive's keyring or, without any, lies in a directory of its name.
+    has main and a suite of a release, and is signed with the archive's keyring or, without any, lies in a directory of its name. One whose
+    server is gone counts too: nothing here tells it from a network that is down. What is added for it cannot be read then, which the look
+    says before anything is changed, and another source is taken or the run stops.
     """
     entries = [entry for entry in sources if "main" in entry.components and _of_distribution(entry, distribution)]
     have: dict[tuple[str, str], set[str]] = {}

@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import re
 import typing as t
+import urllib.parse
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_dnf, _driver_modes
 from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_packages as pkg
@@ -24,6 +25,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts im
     Offers,
     Problem,
     Wanted,
+    is_url,
     option_problems,
 )
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_limits import (
@@ -47,6 +49,7 @@ YUM_PATH = f"/etc/yum.repos.d/{NAME}.repo"
 KEY_PATH = f"/etc/apt/keyrings/{NAME}.asc"
 RPM_KEY_PATH = f"/etc/pki/rpm-gpg/RPM-GPG-KEY-{NAME}"
 MODPROBE_PATH = f"/etc/modprobe.d/{NAME}.conf"
+DOWNLOADS = "/var/cache/firstlight"
 
 # An empty plan; every plan has all of these. Plain data: strings, numbers, booleans, null, lists and dictionaries.
 PLAN: dict[str, t.Any] = {
@@ -69,10 +72,12 @@ PLAN: dict[str, t.Any] = {
     "pin": None,  # {path, text}
     "files": [],  # {path, text, why}; text null: to be removed
     "initramfs": False,  # to be rebuilt
-    "runfile": None,  # {file, sha256, version, arguments}
+    "runfile": None,  # {url: null where it is on the host already, path: where it is then, sha256, version, arguments}
     "mok": None,  # {certificate, commands, console}: the last are for a person
     "fabric_manager": None,  # {package, version}
     "persistence": False,
+    # {unit_goes, settings: [{argv, text}]}: limits of power and clocks that this role has set and that nobody asks for any more
+    "power_back": None,
     "left_alone": [],  # GPUs that are handed to guests
     "reboot_required": False,
     "reboot_why": "",
@@ -380,7 +385,7 @@ def _pick(case: _Case, candidates: t.Sequence[_Candidate], installed: _Installed
     return next((one for one in good if one.branch == branch), None)
 
 
-_WORDS = {"distribution": "the distribution's packages", "nvidia": "NVIDIA's repository", "runfile": "a .run file"}
+WORDS = {"distribution": "the distribution's packages", "nvidia": "NVIDIA's repository", "runfile": "a .run file"}
 
 
 def _choice(case: _Case, installed: _Installed) -> _Candidate | Problem:
@@ -393,8 +398,8 @@ def _choice(case: _Case, installed: _Installed) -> _Candidate | Problem:
     if asked == ["nvidia"] and src.nvidia_repository(case.where) is None:
         refused = "that it publishes none"
     if refused:
-        text = f"expected {_WORDS[asked[0]]} for {case.where.text()}, found {refused}; take another source."
-        return Problem("repository_missing", text)
+        text = f"expected {WORDS[asked[0]]} for {case.where.text()}, found {refused}; take another source."
+        return Problem("repository_missing", text, refusals_told=True)
     found = {source: _offered(case, source, installed) for source in ("distribution", "nvidia")}
     picks = {source: pick for source in found for pick in [_pick(case, found[source], installed)] if pick}
     good = [picks[source] for source in asked if source in picks]
@@ -434,9 +439,9 @@ def _no_offer(case: _Case, found: t.Mapping[str, t.Sequence[_Candidate]], asked:
     """Nothing fits: what was asked for, what the sources have, and which ones could."""
     refused = {source: case.known.refused[source].rstrip(".") for source in asked if source in case.known.refused}
     have = "; ".join(
-        f"{refused[source]}, so that {_WORDS[source]} could not be read"
+        f"{refused[source]}, so that {WORDS[source]} could not be read"
         if source in refused
-        else f"in {_WORDS[source]}: {_list(found[source], 6)}"
+        else f"in {WORDS[source]}: {_list(found[source], 6)}"
         for source in sorted(asked, key=lambda one: one not in refused)
     )
     mend = "mend that first (network, proxy, gpu_driver_base_url), or " if refused else ""
@@ -449,13 +454,14 @@ def _no_offer(case: _Case, found: t.Mapping[str, t.Sequence[_Candidate]], asked:
             f"{mend}{f'take {others[0]}, ' if others else ''}give gpu_driver_runfile (NVIDIA-Linux-{case.where.machine}-{case.exact}.run, "
             f"installed without its kernel module), or install a version that one of these has on {place}."
         )
-        return Problem("no_matching_userland", text)
+        return Problem("no_matching_userland", text, refusals_told=bool(refused))
     branch = case.wanted.branch
     what = f"driver {case.exact}" if case.exact else f"branch {branch}" if branch else case.limits.words()
     flavour = f" with the {case.limits.flavours[0]} module" if len(case.limits.flavours) == 1 else ""
     others.append("a .run file (gpu_driver_runfile)")
     code = "not_offered" if case.exact or branch else "source_too_old"
-    return Problem(code, f"expected {what}{flavour}, found {have}; {mend}take {' or '.join(others)}.")
+    text = f"expected {what}{flavour}, found {have}; {mend}take {' or '.join(others)}."
+    return Problem(code, text, refusals_told=bool(refused))
 
 
 # The plan around the choice
@@ -490,12 +496,8 @@ def _complete(case: _Case, choice: _Candidate, installed: _Installed) -> Decisio
         plan["packages"] = packages + [name for name in tools if case.host.installed(name) is None]
         plan["packages_remove"] = sorted({one.name for one in case.host.packages if one.installed and pkg.in_set(one.name, one.source)})
         arguments = src.runfile_arguments(case.mode, choice.flavour, choice.version or "")
-        plan["runfile"] = {
-            "file": case.wanted.runfile,
-            "sha256": case.wanted.runfile_sha256,
-            "version": choice.version,
-            "arguments": arguments,
-        }
+        plan["runfile"] = {**_runfile_place(case.wanted.runfile or ""), "sha256": case.wanted.runfile_sha256}
+        plan["runfile"].update(version=choice.version, arguments=arguments)
         return _finish(case, plan)
     change = _transaction(case, choice, names, manager)
     plan.update(_sources(case, choice), stream=names.stream, set=change.full, pin=_pin(case, choice, change.full))
@@ -508,6 +510,13 @@ def _complete(case: _Case, choice: _Candidate, installed: _Installed) -> Decisio
         )
         return Decision(None, [Problem("repository_twice", text)])
     return _finish(case, plan)
+
+
+def _runfile_place(file: str) -> dict[str, str | None]:
+    """Where a .run file comes from, if it has to be fetched, and where it is on the host then."""
+    if not is_url(file):
+        return {"url": None, "path": file}
+    return {"url": file, "path": f"{DOWNLOADS}/{urllib.parse.urlsplit(file).path.rpartition('/')[2]}"}
 
 
 def _change_problems(case: _Case, choice: _Candidate, installed: _Installed) -> list[Problem]:
@@ -742,7 +751,7 @@ def _fabric_manager(case: _Case, choice: _Candidate, names: src.Names | None) ->
         return None, []
     if names is None or not names.fabric_manager:
         text = (
-            f"expected a fabric manager for {fabric or 'this host'}, found that {_WORDS[choice.source]} have none; take source nvidia, or "
+            f"expected a fabric manager for {fabric or 'this host'}, found that {WORDS[choice.source]} have none; take source nvidia, or "
             "bring one of exactly the driver's version and set gpu_driver_fabric_manager: false."
         )
         return None, [Problem("no_fabric_manager", text)]
@@ -904,7 +913,7 @@ def _change_steps(plan: t.Mapping[str, t.Any]) -> list[dict[str, str]]:
     if plan["packages"]:
         steps.append(_step("packages", f"install {', '.join(plan['packages'])}"))
     if plan["runfile"]:
-        steps.append(_step("runfile", f"run {plan['runfile']['file']} {' '.join(plan['runfile']['arguments'])}"))
+        steps.append(_step("runfile", f"run {plan['runfile']['url'] or plan['runfile']['path']} {' '.join(plan['runfile']['arguments'])}"))
     if plan["kernels"] and changes:
         steps.append(_step("module", f"see that there is a module for kernel {' and '.join(plan['kernels'])}"))
     if plan["initramfs"]:

@@ -109,6 +109,22 @@ def brings(plan: t.Mapping[str, t.Any]) -> bool:
     return plan["mode"] != "none" and (changes or loads or (plan["reboot_required"] and plan["reboot_allowed"]))
 
 
+def summary(plan: t.Mapping[str, t.Any], inventory: Inventory, reboot_why: str) -> str:
+    """How the driver stands, in one line. inventory: as it is now. reboot_why: why a reboot waits, empty where none does."""
+    waits = f"a reboot waits, since {reboot_why}" if reboot_why else "no reboot waits"
+    if plan["reason"]:
+        return f"{'left alone: ' if plan['version'] else ''}{plan['reason']}; {waits}"
+    loaded, kernel = inventory["driver_version"], plan["mode"] == "kernel"
+    if kernel:
+        found = f"driver {loaded} is loaded" if loaded else f"driver {plan['version'] or plan['branch']} is installed and not loaded yet"
+    else:
+        found = f"the userland {inventory['driver_userland_version']} is there, with the host's module {loaded}"
+    flavour = inventory["driver_flavour"] or plan["flavour"]
+    source = f"from {_driver_plan.WORDS[plan['source']]}" if plan["source"] else "of another origin"
+    details = [*([f"{flavour} module"] if flavour else []), source, f"mode {plan['mode']}"]
+    return f"{found} ({', '.join(details)}); {waits}"
+
+
 # The role's record
 
 _LISTS = ("files", "units", "packages_before", "configurations_before")
@@ -176,8 +192,25 @@ _ERRORS = {
 }
 
 
-def device_problems(opened: t.Mapping[str, int], inventory: Inventory, user: str) -> list[Problem]:
-    """What is wrong with the nodes. opened: path -> errno of opening it for reading and writing as the user, 0 when it worked."""
+# What is behind a node that is right: the matter of the host's driver, whatever the userland is.
+_BEHIND = ("device_enxio", "device_enodev", "device_eio")
+
+
+def device_problems_before(problems: t.Sequence[Problem]) -> list[Problem]:
+    """Those of device_problems that stop an installation in a container, which gets its nodes from outside: all, or none where each node is
+    right, although nothing may be behind it yet."""
+    return list(problems) if any(problem.code not in _BEHIND for problem in problems) else []
+
+
+def mounted(mountinfo: str) -> set[str]:
+    """What is mounted below /dev, by /proc/self/mountinfo: the nodes that a container was given from outside."""
+    points = [line.split()[4:5] for line in mountinfo.splitlines()]
+    return {point for words in points for point in words if point.startswith("/dev/")}
+
+
+def device_problems(opened: t.Mapping[str, int], inventory: Inventory, user: str, given: t.Container[str] | None = None) -> list[Problem]:
+    """What is wrong with the nodes. opened: path -> errno of opening it for reading and writing as the user, 0 when it worked. given: those
+    that a container has from outside, where that is known."""
     place = "on the container's host, and give it to the container" if inventory["container"] else "here"
     cures = {
         errno.ENOENT: f"make it {place} (nvidia-modprobe -c 0 -u)",
@@ -190,6 +223,7 @@ def device_problems(opened: t.Mapping[str, int], inventory: Inventory, user: str
     }
     kinds = {str(node["path"]): str(node["kind"]) for node in inventory["device_nodes"]}
     by_error: dict[int, list[str]] = {}
+    own: list[str] = []
     problems = []
     for path, number in opened.items():
         if kinds.get(path, "character") != "character":
@@ -197,8 +231,17 @@ def device_problems(opened: t.Mapping[str, int], inventory: Inventory, user: str
             cure = "make it on the container's host, and restart the container" if inventory["container"] else "remove it, and make it"
             text = f"expected the device node {path}, found a {kinds[path]}; {cure} (nvidia-modprobe -c 0 -u)."
             problems.append(Problem("device_kind", text))
+        elif number == errno.EPERM and inventory["container"] and given is not None and path not in given:
+            own.append(path)
         elif number:
             by_error.setdefault(number, []).append(path)
+    if own:
+        # nvidia-smi makes the node that it misses, and in a privileged container it can: no rule of the container's host is about that one.
+        text = (
+            f"expected that the user {user} can open {', '.join(own)}, found a node that was made in the container, not given to it, "
+            "and no permission for it (EPERM); give the container its host's node and the rule for it, and restart it (role proxmox_gpu)."
+        )
+        problems.append(Problem("device_not_given", text))
     for number, paths in by_error.items():
         found = _ERRORS.get(number, errno.errorcode.get(number, str(number)))
         text = f"expected that the user {user} can open {', '.join(paths)}, found {found}; {cures.get(number, 'look at the kernel log')}."
@@ -263,3 +306,32 @@ def power_read_back(inventory: Inventory, limit_w: int) -> list[Problem]:
         for gpu in inventory["gpus"]
         if gpu["power_limit_settable"] and gpu["power_limit_w"] is not None and abs(gpu["power_limit_w"] - limit_w) >= 1
     ]
+
+
+POWER_UNIT = "firstlight-nvidia-power.service"
+
+
+def power_back(unit: str, limit_w: int | None, clocks_mhz: t.Sequence[int] | None, inventory: Inventory) -> dict[str, t.Any] | None:
+    """What a run takes back of power limits and clocks, as a plan has it; None for nothing.
+
+    unit: text of the role's unit, whose arguments say what it sets ("-" for nothing). The default limit is the card's own; whether clocks
+    are locked no card tells.
+    """
+    had = re.search(r"^ExecStart=\S*firstlight-nvidia-power (\S+) (\S+)$", unit, re.MULTILINE)
+    if had is None:
+        return None
+    limit, clocks = (one != "-" and wanted is None for one, wanted in zip(had.groups(), (limit_w, clocks_mhz)))
+    if not (limit or clocks):
+        return None
+    settings = []
+    for gpu in _driver_limits.own_gpus(inventory):
+        name, default = gpu["uuid"] or gpu["pci_bus_id"], gpu["power_limit_default_w"]
+        if gpu["index"] is None:  # no driver answers for it, and none keeps a setting
+            continue
+        if limit and default is not None and gpu["power_limit_w"] != default:
+            text = f"set the power limit of {_driver_limits.label(gpu)} back to its own {default:g} W"
+            settings.append({"argv": ["nvidia-smi", "-i", name, "-pl", f"{default:g}"], "text": text})
+        if clocks:
+            text = f"let go of the clocks of {_driver_limits.label(gpu)}"
+            settings.append({"argv": ["nvidia-smi", "-i", name, "-rgc"], "text": text})
+    return {"unit_goes": limit_w is None and clocks_mhz is None, "settings": settings}

@@ -32,8 +32,17 @@ _KEYS: dict[str, type | tuple[type, ...]] = {
     "extra_args": list,
     "environment": dict,
     "verify": dict,
+    "catalogue": dict,
 }
-_MODEL_KEYS: dict[str, type | tuple[type, ...]] = {"name": str, "revision": str, "path": str, "build": str}
+_MODEL_KEYS: dict[str, type | tuple[type, ...]] = {"name": str, "revision": str, "path": str, "build": str, "config": dict}
+# What people read of an entry; nothing follows from it on a host. docs/catalogue.md is made of it.
+_CATALOGUE_KEYS: dict[str, type | tuple[type, ...]] = {
+    "licence": str,
+    "gpus": list,
+    "revision_source": str,
+    "run": str,
+    "notes": str,
+}
 _VERIFY_KEYS: dict[str, type | tuple[type, ...]] = {
     "questions": list,
     "thinking": bool,
@@ -69,6 +78,7 @@ class Settings(t.NamedTuple):
     unit_dir: str
     user: str
     cuda_home: str | None = None
+    unpinned: str = "refuse"  # or allow: the plan needs no checkpoint
 
 
 class Catalogue(t.NamedTuple):
@@ -103,19 +113,33 @@ def _given(raw: t.Mapping[str, t.Any], key: str, default: t.Any) -> t.Any:
     return default if raw.get(key) is None else raw[key]
 
 
-def _model(raw: t.Mapping[str, t.Any], settings: Settings, catalogue: Catalogue) -> tuple[dict[str, t.Any], list[str]]:
+def model_sources(model: t.Mapping[str, t.Any]) -> list[str]:
+    """Which of the keys that say where a checkpoint comes from are given; none: the model is not pinned."""
+    return [key for key in ("path", "revision", "build") if model.get(key) is not None]
+
+
+def _model(group: str, raw: t.Mapping[str, t.Any], settings: Settings, catalogue: Catalogue) -> tuple[dict[str, t.Any], list[str]]:
     """The model of one instance: where it comes from and where it lies on the host."""
     problems = []
     name = _given(raw, "name", "")
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
         problems.append(f"model.name: expected <org>/<name>, found {name!r}")
-    sources = [key for key in ("path", "revision", "build") if raw.get(key) is not None]
-    if len(sources) != 1:
+    sources = model_sources(raw)
+    if not sources and settings.unpinned != "allow":
         problems.append(
             "model: expected exactly one of revision (a commit of the Hub repository), path (a directory on the host) and "
-            f"build (a script), found {' and '.join(sources) or 'none'}"
+            f"build (a script), found none; `make pin MODEL={group}` finds the repository's commit and writes it here"
         )
-    model: dict[str, t.Any] = {"name": name, "source": "local", "revision": None, "build": None, "path": raw.get("path")}
+    elif len(sources) > 1:
+        problems.append(f"model: expected exactly one of revision, path and build, found {' and '.join(sources)}")
+    model: dict[str, t.Any] = {
+        "name": name,
+        "source": "local" if sources else "hub",
+        "revision": None,
+        "build": None,
+        "path": raw.get("path"),
+        "config": raw.get("config"),
+    }
     directory = f"{settings.models_dir}/{name.replace('/', '--')}"
     if raw.get("revision") is not None:
         if not re.fullmatch(r"[0-9a-f]{40}", raw["revision"]):
@@ -199,7 +223,8 @@ def _unit_environment(instance: t.Mapping[str, t.Any], extra: t.Mapping[str, t.A
 
 def _argv(instance: t.Mapping[str, t.Any], flags: t.Sequence[str]) -> list[str]:
     """The command line; --model-type belongs to `sglang serve` and keeps it from asking the Hub what the model is."""
-    words = [f"{instance['current']}/bin/sglang", "serve", "--model-type", "llm", "--model-path", instance["model"]["path"]]
+    model = instance["model"]
+    words = [f"{instance['current']}/bin/sglang", "serve", "--model-type", "llm", "--model-path", model["path"] or model["name"]]
     words += ["--served-model-name", instance["served_model_name"], "--host", instance["host"], "--port", str(instance["port"])]
     return [*words, "--nccl-port", str(instance["nccl_port"]), *flags]
 
@@ -312,7 +337,7 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
     if not isinstance(raw, dict):
         return None, [f"expected a dictionary, found {raw!r}"]
     problems = _check_keys("", raw, _KEYS)
-    for key, keys in (("model", _MODEL_KEYS), ("verify", _VERIFY_KEYS)):
+    for key, keys in (("model", _MODEL_KEYS), ("verify", _VERIFY_KEYS), ("catalogue", _CATALOGUE_KEYS)):
         if isinstance(raw.get(key), dict):
             problems += _check_keys(f"{key}.", raw[key], keys)
     # What is wrong in itself counts as not given from here on, so that the rest is checked all the same.
@@ -326,7 +351,7 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
     problems += _check_places(name, settings)
     model: dict[str, t.Any] = {"name": "-"}
     if raw.get("model") is not None:
-        model, found = _model(raw["model"], settings, catalogue)
+        model, found = _model(group, raw["model"], settings, catalogue)
         problems += found
     environment, found = _environment(raw, settings, catalogue)
     problems += found
@@ -334,6 +359,10 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
     problems += found
     variant = None if "variant" in wrong else _given(raw, "variant", settings.variant)
     problems += _check_lists(raw, variant, wrong)
+    cards = _given(_given(raw, "catalogue", {}), "gpus", [])
+    problems += [
+        f"catalogue.gpus: expected names such as 2x rtx-a6000, {_flags.found(card)}" for card in cards if not isinstance(card, str)
+    ]
     served = _given(raw, "served_model_name", model["name"].rpartition("/")[2])
     if ":" in served or not served:
         problems.append(f"served_model_name: expected a name without ':' (the engine refuses it), found {served!r}")

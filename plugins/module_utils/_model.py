@@ -98,6 +98,9 @@ class Model:
     state: State | None
     parts: tuple[Part, ...]
     experts: int = 0
+    # columns and rows of what leads into a routed expert: some kernels pad them
+    expert_hidden: int = 0
+    expert_intermediate: int = 0
     draft_layers: int = 0
     # the key that says how many draft layers there are: num_nextn_predict_layers | mtp_num_hidden_layers | None
     draft_key: str | None = None

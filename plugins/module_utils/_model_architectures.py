@@ -24,6 +24,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._model_memory im
     kimi_k3_memory,
     latent_attention,
     latents,
+    mimo_memory,
     nemotron_memory,
     qwen_hybrid,
     split_by_window,
@@ -48,6 +49,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._model_pieces im
     latent,
     layer_count,
     llama4_feed,
+    mimo_mixer,
     minimax_m3_feed,
     minimax_m3_mixer,
     mixtral_experts,
@@ -67,6 +69,9 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._model_vision im
     gemma4_vision,
     kimi_vision,
     llama4_vision,
+    pixtral_vision,
+    qwen2_5_vision,
+    qwen2_vision,
     qwen_vision,
     siglip_vision,
     step_vision,
@@ -74,10 +79,13 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._model_vision im
 
 
 class Draft(t.NamedTuple):
-    """Layers for speculation inside the checkpoint. copies: whether the draft holds copies of embedding and head while the pools are sized;
-    stored: whether the checkpoint has these copies too."""
+    """Layers for speculation inside the checkpoint.
 
-    key: str
+    key: the field that says so, None where it goes without saying. copies: whether the draft holds copies of embedding and head while the
+    pools are sized; stored: whether the checkpoint has these copies too.
+    """
+
+    key: str | None
     layers: int
     weights: Weights
     attention: Attention | None
@@ -122,11 +130,14 @@ def as_draft(weights: Weights) -> Weights:
     return [weight._replace(part=names.get(weight.part, "draft")) for weight in weights]
 
 
-def qwen_mtp(key: str) -> t.Callable[[Architecture, Fields], Draft | None]:
-    """Layers with full attention behind a projection of embedding and hidden state, which every rank holds (models/qwen3_5_mtp.py)."""
+def qwen_mtp(key: str, default: int = 0) -> t.Callable[[Architecture, Fields], Draft | None]:
+    """Layers with full attention behind a projection of embedding and hidden state, which every rank holds (models/qwen3_5_mtp.py).
+
+    default: how many there are where the configuration does not speak of them (Qwen3-Next: configs/model_config.py, _config_draft_model).
+    """
 
     def build(architecture: Architecture, f: Fields) -> Draft | None:
-        count = f.whole(key, 0, low=0, high=64)
+        count = f.whole(key, default, low=0, high=64)
         if not count:
             return None
         hidden = f.whole("hidden_size")
@@ -134,10 +145,9 @@ def qwen_mtp(key: str) -> t.Callable[[Architecture, Fields], Draft | None]:
         weights = block.plain("mtp.fc", hidden, 2 * hidden) + block.vector("mtp.norms", 3 * hidden)
         for number in range(count):
             layer = f"mtp.layers.{number}"
-            weights += (
-                gqa("head", gate=True)(f, layer, number) + architecture.feed(f, layer, number) + block.vector(layer + ".norms", 2 * hidden)
-            )
-        return Draft(key, count, as_draft(weights), Attention("full", count, kv_heads, head_dim, head_dim))
+            weights += gqa("head", gate=True)(f, layer, number) + architecture.feed(f, layer, number)
+            weights += block.vector(layer + ".norms", 2 * hidden)
+        return Draft(key if f.has(key) else None, count, as_draft(weights), Attention("full", count, kv_heads, head_dim, head_dim))
 
     return build
 
@@ -234,7 +244,7 @@ QWEN3 = Architecture(gqa("head"), dense, full)
 QWEN3_MOE = Architecture(gqa("head"), qwen_experts, full, experts=("num_experts",))
 QWEN3_VL = dataclasses.replace(QWEN3, prefix="model.language_model.", vision=qwen_vision)
 QWEN_HYBRID = Architecture(
-    qwen_hybrid_mixer, qwen_experts, qwen_hybrid, experts=("num_experts",), draft=qwen_mtp("num_nextn_predict_layers")
+    qwen_hybrid_mixer, qwen_experts, qwen_hybrid, experts=("num_experts",), draft=qwen_mtp("num_nextn_predict_layers", default=1)
 )
 QWEN3_5 = Architecture(
     qwen_hybrid_mixer, dense, qwen_hybrid, prefix="model.language_model.", vision=qwen_vision, draft=qwen_mtp("mtp_num_hidden_layers")
@@ -244,6 +254,12 @@ DEEPSEEK = Architecture(latent, deepseek_experts, latents, experts=("n_routed_ex
 KIMI_K2_5 = dataclasses.replace(
     DEEPSEEK, prefix="language_model.model.", head="language_model.lm_head", vision=kimi_vision, vision_hidden="vt_hidden_size"
 )
+QWEN2_VL = dataclasses.replace(QWEN2, vision=qwen2_vision, vision_hidden="embed_dim")
+MISTRAL3 = dataclasses.replace(
+    LLAMA, prefix="language_model.model.", head="language_model.lm_head", vision=pixtral_vision, defaults={"tie_word_embeddings": False}
+)
+MIMO_V2 = Architecture(mimo_mixer, deepseek_experts, mimo_memory, experts=("n_routed_experts",))
+KIMI_LINEAR = Architecture(kimi_k3_mixer, kimi_k3_feed, kimi_k3_memory, experts=("num_experts",), rotary=False)
 GLM4_MOE = Architecture(gqa_glm, deepseek_experts, full, experts=("n_routed_experts",), draft=nextn(full_draft))
 MINIMAX_M2 = Architecture(gqa("full"), mixtral_experts, full, experts=("num_local_experts",))
 MINIMAX_M3 = Architecture(minimax_m3_mixer, minimax_m3_feed, full, experts=("num_local_experts",))
@@ -251,8 +267,8 @@ GPT_OSS = Architecture(
     gqa(bias=True, out_bias=True, sinks=True), gpt_oss_experts, split_by_window(any_heads), experts=("num_local_experts",)
 )
 DEEPSEEK_GENERIC = Architecture(gqa(), deepseek_experts, full, experts=("n_routed_experts", "num_experts"))
-GEMMA = {"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
-GEMMA2 = Architecture(gqa(), dense, full, norms=4, tied=True, defaults=GEMMA)
+GEMMA = {"max_position_embeddings": 131072, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
+GEMMA2 = Architecture(gqa(), dense, full, norms=4, tied=True, defaults={"head_dim": 256})
 GEMMA3 = Architecture(gqa("head"), dense, full, norms=4, tied=True, defaults={**GEMMA, "vocab_size": 262208})
 GEMMA3_VL = dataclasses.replace(GEMMA3, prefix="language_model.model.", vision=siglip_vision)
 GEMMA4 = Architecture(
@@ -317,6 +333,14 @@ ARCHITECTURES: t.Dict[str, Architecture] = {  # noqa: UP006
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": LLAMA,
     "Phi3ForCausalLM": LLAMA,
+    "SeedOssForCausalLM": QWEN2,
+    "Glm4ForCausalLM": dataclasses.replace(LLAMA, mixer=gqa(out_bias=False), norms=4),
+    "Olmo2ForCausalLM": dataclasses.replace(LLAMA, mixer=gqa("full")),
+    "Mistral3ForConditionalGeneration": MISTRAL3,
+    "Qwen2VLForConditionalGeneration": QWEN2_VL,
+    "Qwen2_5_VLForConditionalGeneration": dataclasses.replace(QWEN2_VL, vision=qwen2_5_vision),
+    "KimiLinearForCausalLM": KIMI_LINEAR,
+    "MiMoV2FlashForCausalLM": MIMO_V2,
     "MixtralForCausalLM": Architecture(gqa(), mixtral_experts, full, experts=("num_local_experts",)),
     "Qwen2ForCausalLM": QWEN2,
     "Qwen2MoeForCausalLM": dataclasses.replace(QWEN2, feed=qwen_experts, experts=("num_experts",)),

@@ -41,7 +41,8 @@ DTYPES = {
 def context_length(f: Fields) -> int:
     """The longest context, as the engine derives it."""
     factor = 1.0
-    scaling = f.part("rope_scaling")
+    # transformers 5 gives both names to one thing; it writes that of Gemma 3 apart for each kind of layer
+    scaling = None if f.word("model_type").startswith("gemma3") else f.part("rope_scaling", "rope_parameters")
     if scaling and not scaling.has("original_max_position_embeddings") and scaling.word("rope_type") != "llama3":
         value = scaling.value("factor") or 1
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 10**6:
@@ -172,6 +173,7 @@ def read(
     dtype = model_dtype(fields, f)
     quantisation = read_quantisation(fields, f, quant_config, quantize)
     vision = _vision_fields(architecture, fields)
+    expert = next((weight for weight in weights if weight.part == "experts" and weight.name.endswith("up_proj")), None)
     total = sum(weight.elements for weight in weights)
     if total > MOST_PARAMETERS:
         fields.problem("config.json", f"a model of at most {MOST_PARAMETERS:.0e} parameters", f"{total:.3e}", "correct the sizes in it")
@@ -188,6 +190,8 @@ def read(
         state=state,
         parts=parts(weights, quantisation, 16),
         experts=f.whole(architecture.experts, 0, low=0, high=65536) if architecture.experts else 0,
+        expert_hidden=expert.columns if expert else 0,
+        expert_intermediate=expert.rows if expert else 0,
         draft_layers=draft.layers if draft else 0,
         draft_key=draft.key if draft else None,
         draft_attention=draft.attention if draft else None,

@@ -64,17 +64,18 @@ def attention(
     qk_norm: str = "",
     gate: bool = False,
     sinks: bool = False,
-    value: bool = True,
+    value_dim: int | None = None,
 ) -> Weights:
     """Grouped-query attention.
 
     qk_norm: head (one of a head's size for queries and one for keys) | full (of all heads). gate: queries carry an output gate of the same
-    size. sinks: one number per head. value: False where values are the keys.
+    size. sinks: one number per head. value_dim: a head's size of values: that of keys where it is None, 0 where values are the keys.
     """
+    kept = head_dim if value_dim is None else value_dim
     weights = linear(name + ".q_proj", heads * head_dim * (2 if gate else 1), hidden, "tp", bias)
-    for projection in ("k_proj", "v_proj") if value else ("k_proj",):
-        weights += linear(f"{name}.{projection}", kv_heads * head_dim, hidden, "kv", bias, kv_heads=kv_heads)
-    weights += linear(name + ".o_proj", hidden, heads * head_dim, "tp")
+    weights += linear(name + ".k_proj", kv_heads * head_dim, hidden, "kv", bias, kv_heads=kv_heads)
+    weights += linear(name + ".v_proj", kv_heads * kept, hidden, "kv", bias, kv_heads=kv_heads) if kept else []
+    weights += linear(name + ".o_proj", hidden, heads * (kept or head_dim), "tp")
     weights += vector(name + ".o_proj.bias", hidden) if out_bias else []
     weights += vector(name + ".sinks", heads, "tp") if sinks else []
     if qk_norm == "head":

@@ -23,6 +23,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._model_pieces im
     is_linear,
     layer_count,
     listed,
+    mimo_heads,
     nemotron_pattern,
     windowed,
 )
@@ -77,6 +78,19 @@ def split_by_window(
         return tuple(attentions), None
 
     return build
+
+
+def mimo_memory(f: Fields) -> Memory:
+    """MiMo V2: two kinds of layers, keys and values of different sizes."""
+    kinds: t.Dict[t.Tuple[bool, int, int, int], int] = {}  # noqa: UP006
+    for number in range(layer_count(f)):
+        key = (entry(f, "hybrid_layer_pattern", number) == 1, *mimo_heads(f, number)[1:])
+        kinds[key] = kinds.get(key, 0) + 1
+    window = f.whole(("sliding_window_size", "sliding_window")) if any(key[0] for key in kinds) else None
+    attentions = []
+    for (sliding, kv_heads, size, value), layers in sorted(kinds.items()):
+        attentions.append(Attention("sliding" if sliding else "full", layers, kv_heads, size, value, window if sliding else None))
+    return tuple(attentions), None
 
 
 def latents(f: Fields) -> Memory:
@@ -145,7 +159,8 @@ def v4_memory(f: Fields) -> Memory:
         f.problem(
             "compress_ratios", "a list of 0, 4 and 128", str(sorted(set(ratios)))[:60], "plan with measured numbers, or report the model"
         )
-    kept = v4_kept(f, layers)
+    listed_too = f.items("compress_ratios", (int,)) or []  # one more for the layer of speculation, which the engine counts as well
+    kept = v4_kept(f, max(layers, min(len(listed_too), layers + 64)))
     return (dataclasses.replace(kept, index_dim=f.whole("index_head_dim") if fine else 0, index_layers=fine, coarse_layers=coarse),), None
 
 

@@ -248,7 +248,7 @@ def gemma4_mixer(f: Fields, layer: str, number: int) -> Weights:
     heads, kv_heads, head_dim = gemma4_heads(f, number)
     hidden, name = f.whole("hidden_size"), layer + ".self_attn"
     shared = not windowed(f, number) and f.flag("attention_k_eq_v")
-    weights = block.attention(name, hidden, heads, kv_heads, head_dim, qk_norm="head", value=not shared)
+    weights = block.attention(name, hidden, heads, kv_heads, head_dim, qk_norm="head", value_dim=0 if shared else None)
     return weights + (
         block.linear(name + ".k_proj", kv_heads * head_dim, hidden, "kv", part="layers.copy", kv_heads=kv_heads) if shared else []
     )
@@ -325,6 +325,24 @@ def is_kda(f: Fields, number: int) -> bool:
     """Whether a layer is a recurrent one: lists of Kimi count layers from 1."""
     linear = f.part("linear_attn_config")
     return linear is not None and number + 1 in (linear.items("kda_layers", (int,)) or [])
+
+
+def mimo_heads(f: Fields, number: int) -> t.Tuple[int, int, int, int]:  # noqa: UP006
+    """MiMo V2: query heads, KV heads, and a head's size of keys and of values; others where a layer has a window."""
+    if not entry(f, "hybrid_layer_pattern", number):
+        return (*heads_of(f), f.whole("v_head_dim", heads_of(f)[2], high=65536))
+    heads, kv_heads = f.whole("swa_num_attention_heads", high=65536), f.whole("swa_num_key_value_heads", high=65536)
+    size = f.whole("swa_head_dim", high=65536)
+    return heads, kv_heads, size, f.whole("swa_v_head_dim", size, high=65536)
+
+
+def mimo_mixer(f: Fields, layer: str, number: int) -> Weights:
+    """Attention whose values are smaller than its keys, with one more number per head where the configuration says so."""
+    heads, kv_heads, size, value = mimo_heads(f, number)
+    sinks = f.flag("add_swa_attention_sink_bias" if entry(f, "hybrid_layer_pattern", number) else "add_full_attention_sink_bias")
+    return block.attention(
+        layer + ".self_attn", f.whole("hidden_size"), heads, kv_heads, size, f.flag("attention_bias"), sinks=sinks, value_dim=value
+    )
 
 
 def v4_mixer(f: Fields, layer: str, number: int) -> Weights:

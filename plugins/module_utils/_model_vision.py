@@ -35,6 +35,50 @@ def qwen_vision(v: Fields, _f: Fields) -> Weights:
     return weights
 
 
+def qwen2_5_vision(v: Fields, f: Fields) -> Weights:
+    """Qwen2.5-VL: gated blocks with biases, and a merger."""
+    return _qwen2_vision(v, f, v.whole("hidden_size"), v.whole("intermediate_size"), v.whole("out_hidden_size"), True)
+
+
+def qwen2_vision(v: Fields, f: Fields) -> Weights:
+    """Qwen2-VL: the same in other fields, without a gate."""
+    hidden = v.whole("embed_dim")
+    return _qwen2_vision(v, f, hidden, hidden * v.whole("mlp_ratio", 4, high=64), v.whole("hidden_size"), False)
+
+
+def _qwen2_vision(v: Fields, _f: Fields, hidden: int, intermediate: int, out: int, gated: bool) -> Weights:
+    patch = 3 * v.whole("temporal_patch_size", 2, high=64) * v.whole(("patch_size", "spatial_patch_size"), 14, high=4096) ** 2
+    weights = block.plain("visual.patch_embed.proj", hidden, patch, part="vision")
+    norm = hidden if gated else 2 * hidden  # with a bias where there is no gate
+    for number in range(v.whole("depth", **LAYERS)):
+        name = f"visual.blocks.{number}"
+        weights += block.vision_block(name, hidden, intermediate, gated=gated) + block.vector(name + ".norms", 2 * norm, part="vision")
+    merged = hidden * v.whole("spatial_merge_size", 2, high=64) ** 2
+    weights += block.vector("visual.merger.ln_q", norm, part="vision") + block.linear(
+        "visual.merger.mlp.0", merged, merged, "tp", True, "vision"
+    )
+    return (
+        weights
+        + block.linear("visual.merger.mlp.2", out, merged, "tp", part="vision")
+        + block.vector("visual.merger.bias", out, part="vision")
+    )
+
+
+def pixtral_vision(v: Fields, f: Fields) -> Weights:
+    """Mistral 3: a Pixtral tower without biases, and a projector that joins patches first; every rank has the projector."""
+    hidden, text, merge = v.whole("hidden_size"), f.whole("hidden_size"), v.whole("spatial_merge_size", 2, high=64)
+    weights = block.plain("vision_tower.patch_conv", hidden, 3 * v.whole("patch_size", 14, high=4096) ** 2, part="vision")
+    weights += block.vector("vision_tower.ln_pre", hidden, part="vision")
+    for number in range(v.whole("num_hidden_layers", **LAYERS)):
+        name = f"vision_tower.transformer.layers.{number}"
+        weights += block.vision_block(name, hidden, v.whole("intermediate_size"), gated=True, bias=False)
+        weights += block.vector(name + ".norms", 2 * hidden, part="vision")
+    weights += block.vector("multi_modal_projector.norm", hidden, part="other")
+    weights += block.linear("multi_modal_projector.patch_merger", hidden, hidden * merge**2, "none", part="other")
+    weights += block.linear("multi_modal_projector.linear_1", text, hidden, "none", part="other")
+    return weights + block.linear("multi_modal_projector.linear_2", text, text, "none", part="other")
+
+
 def kimi_vision(v: Fields, f: Fields) -> Weights:
     """Kimi K2.5: a MoonViT whose feed-forward networks, and whose projector, are on every rank (models/kimi_k25.py, kimi_vl_moonvit.py)."""
     hidden, patch = v.whole("vt_hidden_size"), 3 * v.whole("patch_size", 14, high=4096) ** 2

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import struct
 import typing as t
@@ -20,6 +21,10 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._model_fields im
 
 GIB = 2**30
 VOCABULARY_STEP = 64
+# Rows of an MXFP4 expert's share and columns of its input are padded to multiples, by the kernels that run it (SGLang 0.5.23
+# layers/quantization/mxfp4.py, layers/moe/fused_moe_triton/layer.py; which one: arg_groups/model_overrides/gpt_oss.py): triton_kernel,
+# the default below compute capability 10; flashinfer_mxfp4, the default from there on; marlin, when it is asked for.
+MXFP4_STEPS = {"triton_kernel": (64, 1), "flashinfer_mxfp4": (128, 256), "marlin": (128, 256)}
 # What the formats of safetensors take per number, in bits
 DTYPE_BITS = {
     "F64": 64,
@@ -109,6 +114,12 @@ def padded_rows(vocabulary: int, ranks: int) -> int:
     return -(-vocabulary // step) * step
 
 
+def padding(model: Model, ranks: int, steps: t.Tuple[int, int]) -> float:  # noqa: UP006
+    """How much larger experts become when each rank's rows, and the columns, are padded to multiples of steps."""
+    rows, columns = model.expert_intermediate / ranks, model.expert_hidden
+    return math.ceil(rows / steps[0]) * steps[0] / rows * math.ceil(columns / steps[1]) * steps[1] / columns
+
+
 def stage_layers(layers: int, stages: int, stage: int) -> int:
     """Layers of one pipeline stage; the last stages have one more where it does not come out even."""
     return layers // stages + (1 if stage >= stages - layers % stages else 0)
@@ -122,21 +133,24 @@ def per_gpu(
     attention_tp: int | None = None,
     redundant_experts: int = 0,
     whole_vision: bool = False,
+    moe_runner_backend: str = "triton_kernel",
 ) -> t.Tuple[Stage, ...]:  # noqa: UP006
     """Weights on each GPU, by pipeline stage.
 
     tp: ranks of a stage. ep: of these, ranks that whole experts are dealt to; tp / ep ranks share each expert. attention_tp: ranks that
     attention, embedding and head are split over (tp / data parallel ranks of attention). redundant_experts: copies that the engine adds.
-    whole_vision: every rank has the whole vision tower (--mm-enable-dp-encoder).
+    whole_vision: every rank has the whole vision tower (--mm-enable-dp-encoder). moe_runner_backend: what runs
+    the experts, as the release resolves it; it matters for MXFP4.
     """
     stages = []
     for stage in range(pp):
         share = stage_layers(model.num_layers, pp, stage) / model.num_layers
         sums = {"weights": 0.0, "draft": 0.0, "copies": 0.0, "rotary": 0.0}
         for part in model.parts:
-            size = _rank_bytes(model, part, tp, ep, attention_tp or tp, redundant_experts, whole_vision) * _share(
-                part, model, pp, stage, share
-            )
+            size = _rank_bytes(model, part, tp, ep, attention_tp or tp, redundant_experts, whole_vision)
+            size *= _share(part, model, pp, stage, share)
+            if part.name == "experts.mxfp4":
+                size *= padding(model, max(tp // ep, 1), MXFP4_STEPS.get(moe_runner_backend, (1, 1)))
             name = kind(part)
             sums[name if name in ("draft", "rotary") else "weights"] += size
             if part.name.startswith(("draft.embedding", "draft.lm_head")):

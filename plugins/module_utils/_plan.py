@@ -24,6 +24,8 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._plan_pools impo
 # tp 8: 1.97 (H20), 2.22 (H100), 3.06 (H200); tp 16: 2.68 (H800).
 _BEFORE_LOADING = ((1, 0.6, 1.0, 1.85), (2, 0.9, 1.35, 2.1), (4, 0.8, 1.6, 2.5))
 _BEFORE_LOADING_MANY = (1.8, 2.4, 3.2)
+# The same of memory that is the host's as well. PUBLIC: 9.4 to 10.2 on a DGX Spark.
+_BEFORE_LOADING_UNIFIED = (4.0, 9.7, 13.0)
 # GiB that loading takes beside the tensors and the rotary table: (lowest, usual, highest). MEASURED, whole: 0.07 to 0.12 for text models;
 # 0.14 for the 27B with its vision tower, 0.20 for one of its two ranks; a draft 0.004. Weights made to fp8 while loading leave 0.3 more.
 _LOAD_OVERHEAD = {False: (0.06, 0.08, 0.3), True: (0.1, 0.203, 0.45)}
@@ -152,13 +154,24 @@ def weigh(model: _model.Model, resolved: _plan_defaults.Resolved) -> Weights:
             for part in model.parts
         )
         model = dataclasses.replace(model, parts=tuple(halved))
-    stages = _model_weights.per_gpu(model, resolved.tp_size, resolved.pp_size, resolved.ep_size, resolved.attention_tp)
+    ranks = (resolved.tp_size, resolved.pp_size, resolved.ep_size, resolved.attention_tp)
+    stages = _model_weights.per_gpu(model, *ranks, moe_runner_backend=resolved.moe_runner_backend)
     most = max(stages, key=lambda stage: stage.weights + stage.draft)
+    if not model.draft_layers and resolved.speculation is not None and resolved.speculation.draft_path:
+        layers = sum(part.elements * part.bits for part in model.parts if _model_weights.kind(part) == "layers") / 8 / GIB
+        return Weights(most.weights, layers / model.num_layers / resolved.tp_size, 0.0, most.rotary)
     return Weights(most.weights, most.draft, most.draft_copies, most.rotary)
 
 
-def before_loading_gib(ranks: int) -> tuple[float, float, float]:
+def on_cpu(args: t.Mapping[str, t.Any]) -> bool:
+    """Whether the engine is to run without a GPU; then the host's memory stands for the GPU's."""
+    return args.get("device") == "cpu"
+
+
+def before_loading_gib(ranks: int, unified: bool = False) -> tuple[float, float, float]:
     """(lowest, usual, highest) GiB that are gone before the engine loads."""
+    if unified:
+        return _BEFORE_LOADING_UNIFIED
     return next((row[1:] for row in _BEFORE_LOADING if ranks <= row[0]), _BEFORE_LOADING_MANY)
 
 
@@ -178,7 +191,9 @@ def _activations_gib(model: _model.Model, resolved: _plan_defaults.Resolved) -> 
     return tokens * _ACTIVATION_MIB[model.state is not None] * width / 1024
 
 
-def _card(gpus: tuple[Gpu, ...]) -> _plan_defaults.Card:
+def _card(gpus: tuple[Gpu, ...], args: t.Mapping[str, t.Any]) -> _plan_defaults.Card:
+    if on_cpu(args):
+        return _plan_defaults.Card(None, None)
     smallest = min(gpus, key=lambda gpu: gpu.memory_total_mib)
     return _plan_defaults.Card(smallest.memory_total_mib, smallest.compute_capability)
 
@@ -200,6 +215,14 @@ def _shape_problems(request: Request, resolved: _plan_defaults.Resolved) -> list
             problems.append((f"tp_size {tp} and {attention.kv_heads} KV heads: neither divides the other", "a power of two"))
     if model.state is not None and model.state.heads % tp:
         problems.append((f"tp_size {tp} does not divide the {model.state.heads} heads of the recurrent layers", "a power of two"))
+    spec = resolved.speculation
+    if spec is not None and spec.algorithm in ("EAGLE", "EAGLE3") and not spec.draft_path and not model.draft_layers and model.known:
+        problems.append(
+            (
+                f"{request.args.get('speculative_algorithm')} needs a draft, and {model.architecture} has no layers for it",
+                "name one with speculative_draft_model_path, or leave speculative_algorithm out",
+            )
+        )
     longer = str(request.environment.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "")).lower() in ("1", "true")
     if resolved.context_length > model.context_length and not longer:
         problems.append(
@@ -211,7 +234,9 @@ def _shape_problems(request: Request, resolved: _plan_defaults.Resolved) -> list
     return problems
 
 
-def _memory(request: Request, resolved: _plan_defaults.Resolved, weights: Weights, level: int) -> tuple[float, float, float]:
+def _memory(
+    request: Request, args: t.Mapping[str, t.Any], resolved: _plan_defaults.Resolved, weights: Weights, level: int
+) -> tuple[float, float, float]:
     """(free before loading, free after loading, overhead of loading) in GiB. level: 0 least memory, 1 usual, 2 most."""
     given, model = request.given, request.model
     ranks = resolved.tp_size * resolved.pp_size
@@ -226,7 +251,7 @@ def _memory(request: Request, resolved: _plan_defaults.Resolved, weights: Weight
     if given.avail_before_weights_gib is not None:
         baseline = given.avail_before_weights_gib + (_BEFORE_LOAD_LINE if counted else 0.0)
     else:
-        gone = before_loading_gib(ranks)[2 - level]
+        gone = 0.0 if on_cpu(args) else before_loading_gib(ranks, any(gpu.unified for gpu in request.gpus))[2 - level]
         baseline = min((gpu.memory_total_mib - gpu.used_mib) / 1024 for gpu in request.gpus[: max(ranks, 1)] or request.gpus) - gone
     if given.free_after_load_gib is not None:
         return baseline, given.free_after_load_gib, baseline - loaded - given.free_after_load_gib
@@ -244,7 +269,7 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
     args = request.args if args is None else args
     if request.given.mem_fraction_static is not None and args.get("mem_fraction_static") is None:
         args = {**args, "mem_fraction_static": request.given.mem_fraction_static}
-    resolved = _plan_defaults.resolve(request.release, request.model, _card(request.gpus), args)
+    resolved = _plan_defaults.resolve(request.release, request.model, _card(request.gpus, args), args)
     weights = weigh(request.model, resolved)
     if request.given.weights_gib is not None:
         weights = weights._replace(target_gib=request.given.weights_gib)
@@ -252,7 +277,7 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
         weights = weights._replace(draft_gib=request.given.draft_weights_gib)
     if resolved.speculation is None:
         weights = weights._replace(draft_gib=0.0, draft_returned_gib=0.0)
-    baseline, free, overhead = _memory(request, resolved, weights, level)
+    baseline, free, overhead = _memory(request, args, resolved, weights, level)
     pools = _plan_pools.size(request.model, resolved, baseline, free, args.get("mm_feature_transport"))
     problems = _shape_problems(request, resolved) + ([pools.problem] if pools.problem else [])
     late = 0.0 if _plan_defaults.since(request.release, "0.5.14") else weights.draft_gib  # loaded after the pools
@@ -263,7 +288,7 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
         free_after_load_gib=free - late,
         overhead_gib=overhead,
         pools=pools,
-        graphs_gib=_graphs_gib(request.model, resolved),
+        graphs_gib=0.0 if on_cpu(args) else _graphs_gib(request.model, resolved),
         activations_gib=_activations_gib(request.model, resolved),
         draft_kv_gib=_plan_pools.draft_kv_bytes(request.model, resolved, pools.max_total_num_tokens) / GIB,
         table_gib=_plan_pools.request_table_bytes(resolved, pools.max_running_requests) / GIB,
@@ -271,6 +296,8 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
         warnings=(),
     )
     warnings = []
+    if not request.model.draft_layers and weights.draft_gib and request.given.draft_weights_gib is None:
+        warnings.append("the draft is counted as one layer of the model, since its own configuration is not known; give draft_weights_gib")
     if not problems:
         left = result.free_after_start_gib
         if left < 0:

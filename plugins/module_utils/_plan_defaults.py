@@ -29,9 +29,12 @@ FIRST_RELEASE = "0.5.8"
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """One GPU as the engine's defaults see it. memory_total_mib: what nvidia-smi prints (the smallest of the host's GPUs counts)."""
+    """One GPU as the engine's defaults see it. memory_total_mib: what nvidia-smi prints (the smallest of the host's GPUs counts).
 
-    memory_total_mib: int
+    None: no GPU (--device cpu).
+    """
+
+    memory_total_mib: int | None
     compute_capability: str | None
 
 
@@ -67,6 +70,7 @@ class Resolved:
     attention_backend: str
     page_size: int
     quantization: str | None
+    moe_runner_backend: str
     kv_cache_dtype: str
     dsa_raw_layout: bool
     state_dtype: str | None
@@ -111,6 +115,7 @@ def since(release: str, first: str) -> bool:
 # MEMORY: below this many MiB -> (chunked_prefill_size, decode graph sizes up to, the same from tp 4 on).
 _BY_MEMORY = ((20 * 1024, 2048, 8, 8), (60 * 1024, 4096, 32, 160), (160 * 1024, 8192, 256, 512))
 _LARGEST = (16384, 512, 512)
+_WITHOUT = (4096, 160, 160)
 # 20 GiB to 35 GiB: (2048, 24, 80) up to 0.5.19, (4096, 48, 160) since.
 _SMALL = {True: (4096, 48, 160), False: (2048, 24, 80)}
 
@@ -199,10 +204,13 @@ def vision_factor(vision: _model.Vision) -> float:
 
 def _memory_class(release: str, card: Card, tp_size: int) -> tuple[int, int]:
     """(chunked_prefill_size, largest decode graph) that the card's memory gives."""
-    if 20 * 1024 <= card.memory_total_mib < 35 * 1024:
+    if card.memory_total_mib is None:
+        chunk, few, many = _WITHOUT
+    elif 20 * 1024 <= card.memory_total_mib < 35 * 1024:
         chunk, few, many = _SMALL[since(release, "0.5.20")]
     else:
-        chunk, few, many = next((row[1:] for row in _BY_MEMORY if card.memory_total_mib < row[0]), _LARGEST)
+        size = card.memory_total_mib
+        chunk, few, many = next((row[1:] for row in _BY_MEMORY if size < row[0]), _LARGEST)
     return chunk, few if tp_size < 4 else many
 
 
@@ -212,6 +220,10 @@ def _speculation(model: _model.Model, args: Args) -> Speculation | None:
         return None
     algorithm = str(algorithm).upper()
     steps, topk, tokens = (args.get(f"speculative_{key}") for key in ("num_steps", "eagle_topk", "num_draft_tokens"))
+    if algorithm not in _EAGLE:
+        # n-grams and block drafts verify a block of their own: 12 and 16 where nothing is said (0.5.23 arg_groups/speculative_hook.py)
+        block = int(tokens or (12 if algorithm == "NGRAM" else 16))
+        return Speculation(algorithm, int(steps or 1), int(topk or 1), block, bool(args.get("speculative_draft_model_path")))
     if steps is None:
         steps, topk, tokens = (5, 4, 8) if model.architecture == "LlamaForCausalLM" and algorithm != "STANDALONE" else (3, 1, 4)
     topk = 1 if topk is None else topk
@@ -281,6 +293,14 @@ def _kv_cache_dtype(model: _model.Model, card: Card, args: Args) -> str:
     if is_sparse(model):  # SGLang 0.5.23 arg_groups/overrides.py:530
         return "fp8_e4m3" if int((card.compute_capability or "0.0").split(".")[0]) >= 10 else "bfloat16"
     return model.kv_cache_dtype or model.dtype  # mem_cache/kv_cache_dtype.py:34
+
+
+def _moe_runner_backend(card: Card, args: Args) -> str:
+    """What runs experts in MXFP4 (0.5.23 arg_groups/model_overrides/gpt_oss.py:64); for other experts it takes no memory."""
+    given = str(args.get("moe_runner_backend") or "auto")
+    if given != "auto":
+        return given
+    return "flashinfer_mxfp4" if (card.compute_capability or "").startswith(("10.", "12.")) else "triton_kernel"
 
 
 def _dsa_raw_layout(card: Card, args: Args) -> bool:
@@ -369,7 +389,7 @@ def reserve_mib(
         mib += bs * resolved["dp_size"] * (4.5 if bs > 300 else 3)
     if resolved["prefill_sizes"]:
         mib += 1536 if is_mla(model) else 8 * resolved["prefill_sizes"]
-    if card.memory_total_mib > 60 * 1024:
+    if card.memory_total_mib is not None and card.memory_total_mib > 60 * 1024:
         mib = max(mib, 10 * 1024)
     if spec is not None and not since(release, "0.5.14") and spec.algorithm != "NGRAM":
         mib += 6144 if spec.algorithm == "STANDALONE" else 4096 if since(release, "0.5.10") else 2048
@@ -410,9 +430,11 @@ def _prefill_sizes(release: str, model: _model.Model, args: Args, chunk: int) ->
     return prefill_sizes(largest)
 
 
-def _fraction(model: _model.Model, card: Card, args: Args, reserve: float) -> float:
+def _fraction(release: str, model: _model.Model, card: Card, args: Args, reserve: float) -> float:
     if args.get("mem_fraction_static") is not None:
         return float(args["mem_fraction_static"])
+    if card.memory_total_mib is None:
+        return 0.95 if since(release, "0.5.20") else 0.88
     fraction: float = round((card.memory_total_mib - reserve) / card.memory_total_mib, 3)
     lowered = is_multimodal(model, args) and model.vision is not None and not args.get("language_only")
     if lowered and model.vision is not None:
@@ -463,12 +485,13 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
         ep_size=int(args.get("ep_size") or 1),
         attention_dp=bool(args.get("enable_dp_attention")) or attn_dp > 1,
         context_length=int(args.get("context_length") or model.context_length),
-        mem_fraction_static=_fraction(model, card, args, reserve),
+        mem_fraction_static=_fraction(release, model, card, args, reserve),
         mem_fraction_chosen=args.get("mem_fraction_static") is None,
         reserve_mib=reserve,
         attention_backend=backend,
         page_size=1 if strategy == "no_buffer" and radix else page_size,
         quantization=str(args["quantization"]) if args.get("quantization") else None,
+        moe_runner_backend=_moe_runner_backend(card, args),
         kv_cache_dtype=_kv_cache_dtype(model, card, args),
         dsa_raw_layout=_dsa_raw_layout(card, args),
         state_dtype=str(args.get("mamba_ssm_dtype") or model.state.state_dtype) if model.state else None,

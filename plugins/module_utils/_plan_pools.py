@@ -123,13 +123,14 @@ def cell(model: _model.Model, resolved: Resolved) -> tuple[float, float]:
     counted = spec is not None and spec.algorithm in ("EAGLE", "EAGLE3", "STANDALONE") and since(resolved.release, "0.5.14")
     # a named draft, or a target that says num_nextn_predict_layers; a path-less MTP layer of Qwen3.5/3.6 is not in the cell
     named = spec is not None and (spec.draft_path or model.draft_key == "num_nextn_predict_layers")
-    if counted and named and model.draft_layers and model.attentions:
+    draft_layers = model.draft_layers or 1  # EAGLE's own drafts have one layer
+    if counted and named and model.attentions:
         first = model.attentions[0]
         if is_sparse(model):
-            full += model.draft_layers * (bytes_per_token_of(first, resolved) + _index_bytes(first))
+            full += draft_layers * (bytes_per_token_of(first, resolved) + _index_bytes(first))
         else:
             layers = sum(attention.layers for attention in model.attentions if not (attention.kind == "sliding" and resolved.hybrid_swa))
-            full += int(full * model.draft_layers / layers)
+            full += int(full * draft_layers / layers)
     return full, sliding
 
 

@@ -8,10 +8,12 @@ Inventories are what gpu_info returns (docs/design.md). A sentence says what was
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import typing as t
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _lxc_config
+from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import Wanted
 
 Inventory = t.Mapping[str, t.Any]
 Gpu = t.Mapping[str, t.Any]
@@ -164,6 +166,42 @@ def _node_problem(path: str, node: t.Mapping[str, t.Any] | None) -> str:
             )
         return f"expected {path} to be readable and writable, found that it is not. Set its mode, uid and gid in proxmox_gpu_guests."
     return ""
+
+
+def said_problems(
+    guest: t.Mapping[str, t.Any], options: t.Mapping[str, t.Any], hypervisors: t.Mapping[str, t.Mapping[str, t.Any]]
+) -> list[str]:
+    """What is wrong with what the inventory says of a guest, before anything is asked or changed.
+
+    guest: {hypervisor, id}. options: its variables gpu_driver_*. hypervisors: of the group proxmox by name, with their variables
+    proxmox_gpu_guests and proxmox_gpu_state, where they have them.
+    """
+    problems = []
+    name, identity = guest["hypervisor"], guest["id"]
+    number = _number(identity)
+    if number is None:
+        problems.append(f"expected the number of a container as proxmox_guest_id, found {identity!r}. Write it as in 129.")
+    if name not in hypervisors:
+        names = ", ".join(hypervisors) or "none"
+        problems.append(f"expected one of the group proxmox ({names}) as proxmox_guest_hypervisor, found {name!r}. Change it.")
+    elif number is not None and hypervisors[name].get("proxmox_gpu_state", "present") == "present":
+        listed = [_number(one.get("id")) for one in hypervisors[name].get("proxmox_gpu_guests") or []]
+        if number not in listed:
+            found = ", ".join(map(str, listed)) or "none"
+            problems.append(
+                f"expected container {number} among the guests of {name}, found {found}. Add it to proxmox_gpu_guests there, or correct "
+                "proxmox_guest_id."
+            )
+    known = {field.name for field in dataclasses.fields(Wanted)}
+    given = {key: value for key, value in ((key[len("gpu_driver_") :], value) for key, value in options.items()) if key in known}
+    foreign = ["gpu_driver_mode"] if options.get("gpu_driver_mode") == "kernel" else []
+    foreign += [*Wanted(**given).of_module(), *(name for name in ("gpu_driver_ecc", "gpu_driver_mig") if options.get(name) is not None)]
+    if foreign:
+        problems.append(
+            f"expected no options of a kernel module in a container, found {', '.join(foreign)}. Set them for the hypervisor, in "
+            "host_vars or group_vars of its own, which its containers do not share."
+        )
+    return problems
 
 
 def guest_problems(

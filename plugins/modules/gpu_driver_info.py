@@ -116,7 +116,9 @@ options:
     type: path
     default: /var/lib/firstlight/gpu_driver.json
   device_user:
-    description: The user that must be there, and with O(plan) be able to open the device nodes. Without it they are not opened.
+    description:
+      - The user that must be there, and with O(plan) be able to open the device nodes. A container's come from outside, and are looked at
+        before a plan too. A node that is right and has nothing behind it yet stops no plan. Without a user they are not opened.
     type: str
   local:
     description: Whether Ansible runs on this host itself.
@@ -183,6 +185,10 @@ notes:
   returned: always
   type: list
   elements: str
+summary:
+  description: How the driver stands, in one line. Empty with problems, and where a driver is still to be brought.
+  returned: always
+  type: str
 steps:
   description: What a run does, in order, each with C(step) and C(text).
   returned: always
@@ -290,6 +296,8 @@ COMMAND_TIMEOUT_S = 60
 KEY_LIMIT_BYTES = 1 << 20
 # apt-get install waits for the first two; for that of the lists nobody waits (apt 2.6 and 3.0).
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
+# apt-cache would write what it makes of the indexes to /var/cache/apt. Without a place it does not (apt.conf(5), Dir::Cache).
+NO_CACHE = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
 FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 # Problems that another look at the package sources may remove: an index that was never read has nothing to offer.
 OF_OFFERS = {"not_offered", "source_too_old", "no_matching_userland", "headers_missing", "repository_missing", "fabric_manager_version"}
@@ -458,7 +466,7 @@ class View(Scratch):
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.options: list[str] = []
+        self.options = [*NO_CACHE]
         self.directory = ""
         self.sources: list[_driver_packages.AptSource] = []
         self.warnings: list[str] = []
@@ -690,11 +698,14 @@ class Decider:
 
     def with_refusals(self, problem: Problem) -> Problem:
         """A problem of what the sources have, with those that could not be read."""
-        if not self.refused or problem.code not in OF_OFFERS or "could not be read" in problem.text or problem.code == "repository_missing":
+        if not self.refused or problem.code not in OF_OFFERS or problem.refusals_told:
             return problem
+        return problem._replace(text=f"{problem.text} ({'; '.join(self.refusals())})")
+
+    def refusals(self) -> list[str]:
+        """Sources that could not be read, and why."""
         words = {"nvidia": "NVIDIA's repository", "distribution": "the distribution's components"}
-        told = "; ".join(f"{words[source]} could not be read, found {why.rstrip('.')}" for source, why in self.refused.items())
-        return problem._replace(text=f"{problem.text} ({told})")
+        return [f"{words[source]} could not be read, found {why.rstrip('.')}" for source, why in self.refused.items()]
 
     def add_sources(self, plan: dict[str, t.Any]) -> bool:
         """Read the sources that a plan adds; whether there was one that had not been read."""
@@ -833,7 +844,7 @@ def outcome(host: Host, facts: HostFacts, inventory: dict[str, t.Any], plan: dic
     problems += _driver_outcome.after_reboot_problems(plan, inventory["driver_version"], why) if facts.rebooted else []
     user = host.module.params["device_user"]
     if user and not needed and not problems:
-        problems += devices(user, inventory)
+        problems += user_problems(user) or devices(host, user, inventory)
         problems += library_problems(inventory)
         problems += _driver_state.answer_problems(inventory) if plan["mode"] == "kernel" and not problems else []
     if host.module.params["power_limit_w"] is not None and not needed and plan["mode"] == "kernel":
@@ -875,9 +886,19 @@ def user_problems(user: str | None) -> list[Problem]:
     return []
 
 
-def devices(user: str, inventory: dict[str, t.Any]) -> list[Problem]:
-    problems = user_problems(user)
-    return problems or _driver_state.device_problems(open_as(user, _driver_state.device_paths(inventory)), inventory, user)
+def devices(host: Host, user: str, inventory: dict[str, t.Any]) -> list[Problem]:
+    """What is wrong with the device nodes, opened as a user who is there."""
+    opened = open_as(user, _driver_state.device_paths(inventory))
+    return _driver_state.device_problems(opened, inventory, user, _driver_state.mounted(host.read("/proc/self/mountinfo")))
+
+
+def devices_before(host: Host, inventory: dict[str, t.Any], mode: str) -> list[Problem]:
+    """The user, and, where a container only gets a userland, the nodes, which no installation makes any better."""
+    user = host.module.params["device_user"]
+    problems = user_problems(user) if mode != "none" else []
+    if user is None or problems or mode != "userland" or not inventory["container"]:
+        return problems
+    return _driver_state.device_problems_before(devices(host, user, inventory))
 
 
 def library_problems(inventory: dict[str, t.Any]) -> list[Problem]:
@@ -985,6 +1006,9 @@ def main() -> None:
     if params["state"] == "present":
         reboot.update({} if reboot["reboot_required"] else {"reboot_allowed": allowed, "reboot_allowed_why": why_not})
         problems += with_modes(_driver_modes.Modes(params["ecc"], params["mig"]), inventory, result, reboot)
+    told = params["plan"] or (result["plan"] if result["plan"] and result["plan"]["reason"] else None)
+    why = reboot["reboot_why"] if reboot["reboot_required"] else ""
+    result["summary"] = _driver_state.summary(told, inventory, why) if told and not problems else ""
     result["problems"] = [{"code": problem.code, "text": problem.text} for problem in problems]
     module.exit_json(changed=False, **result, **reboot)
 
@@ -1048,6 +1072,7 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
         plan["reason"] = plan["reason"] if record else "this role put no driver here"
         plan["mode"] = record.get("mode", "none") if plan["steps"] else "none"
         plan["manager"] = "dnf" if uses_dnf(facts) else "apt"
+        add_power_back(host, record, (None, None), inventory, plan)
         problems = []
         if plan["packages_remove"]:
             dnf = uses_dnf(facts) and not host.root
@@ -1066,22 +1091,45 @@ def look_ahead(host: Host, facts: HostFacts, wanted: Wanted, inventory: dict[str
     plan = decision.plan or {}
     problems += _driver_state.power_problems(inventory, params["power_limit_w"], params["clocks_mhz"])
     # With a plan only one that is run: a driver that is there already needs no file.
-    asked = {"file": wanted.runfile, "sha256": wanted.runfile_sha256} if wanted.runfile else None
-    problems += runfile_problems(host, plan["runfile"] if plan else asked)
+    if wanted.runfile and (not plan or plan["runfile"]) and not _driver_facts.is_url(wanted.runfile):
+        problems += runfile_problems(host, wanted.runfile, wanted.runfile_sha256)
+    # Without a plan, a container whose host's module is loaded was to have its userland.
+    problems += devices_before(host, inventory, plan["mode"] if plan else "userland" if inventory["driver_version"] else "none")
     if plan:
         problems += not_yet(decider, plan) + enrolment_problems(host, plan["mok"])
-        problems += user_problems(params["device_user"]) if plan["mode"] != "none" else []
         problems += simulated(decider, facts, wanted, plan) if not problems else []
     result["asked"] = list(decider.known.asked)
     if not problems and plan:
+        if plan["mode"] == "kernel":
+            add_power_back(host, record, (params["power_limit_w"], params["clocks_mhz"]), inventory, plan)
         result.update(
-            plan=plan, mode=plan["mode"], notes=plan["notes"] + decider.notes + decider.view.warnings, steps=plan["steps"], key=decider.key
+            plan=plan,
+            mode=plan["mode"],
+            notes=plan["notes"] + decider.notes + decider.refusals() + decider.view.warnings,
+            steps=plan["steps"],
+            key=decider.key,
         )
         result["brings"] = _driver_state.brings(plan)
         result["offered"] = decider.toolkit(params["sglang_releases"]) if plan["repository"] else {}
         if plan["repository"] and not decider.key and plan["repository"]["present"]:
             plan["repository"] = None
     return problems
+
+
+def add_power_back(
+    host: Host, record: dict[str, t.Any], asked: tuple[int | None, list[int] | None], inventory: dict[str, t.Any], plan: dict[str, t.Any]
+) -> None:
+    """Let the plan take back limits of power and clocks that an earlier run has set. All units go with a removal, this one among them."""
+    if _driver_state.POWER_UNIT not in record.get("units", ()):
+        return
+    back = _driver_state.power_back(host.read(f"/etc/systemd/system/{_driver_state.POWER_UNIT}"), *asked, inventory)
+    if back is None:
+        return
+    absent = host.module.params["state"] == "absent"
+    plan["power_back"] = {**back, "unit_goes": back["unit_goes"] and not absent}
+    texts = [f"remove {_driver_state.POWER_UNIT}"] if plan["power_back"]["unit_goes"] else []
+    texts += [setting["text"] for setting in back["settings"]]
+    plan["steps"] = [*({"step": "power_back", "text": text} for text in texts), *plan["steps"]]
 
 
 def not_yet(decider: Decider, plan: dict[str, t.Any]) -> list[Problem]:
@@ -1104,17 +1152,14 @@ def enrolment_problems(host: Host, mok: dict[str, t.Any] | None) -> list[Problem
     return [Problem("no_root_password", text)]
 
 
-def runfile_problems(host: Host, runfile: dict[str, t.Any] | None) -> list[Problem]:
+def runfile_problems(host: Host, path: str, sha256: str | None) -> list[Problem]:
     """A .run file on the host must be there, and be the one that is meant."""
-    if runfile is None or _driver_facts.is_url(runfile["file"]):
-        return []
-    path = runfile["file"]
     if not os.path.isfile(host.root + path):
         text = f"expected the .run file {path} on the host, found none; copy it there, or give its URL."
         return [Problem("runfile_not_found", text)]
     digest = host.module.sha256(host.root + path)
-    if runfile["sha256"] and digest != runfile["sha256"]:
-        text = f"expected {path} with the SHA-256 {runfile['sha256']}, found {digest}; copy it again."
+    if sha256 and digest != sha256:
+        text = f"expected {path} with the SHA-256 {sha256}, found {digest}; copy it again."
         return [Problem("runfile_checksum", text)]
     return []
 

@@ -23,6 +23,7 @@ class HubDouble:
         self.commit = commit
         self.files = files
         self.token = token
+        self.gated = False  # the repository's terms were not accepted
         self.cut: dict[str, int] = {}  # file -> its answers end after so many bytes
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, range
         double = self
@@ -78,6 +79,8 @@ class HubDouble:
     def answer_info(self, request: http.server.BaseHTTPRequestHandler, repo: str, revision: str, body: bool) -> None:
         if repo != self.repo:
             self.send(request, 404, b"{}", {"X-Error-Code": "RepoNotFound"}, body=body)
+        elif self.gated:
+            self.send(request, 403, b"{}", {"X-Error-Code": "GatedRepo"}, body=body)
         elif revision not in (self.commit, "main"):
             self.send(request, 404, b"{}", {"X-Error-Code": "RevisionNotFound"}, body=body)
         else:

@@ -164,3 +164,19 @@ def model_of(run: dict[str, Any]) -> _model.Model | None:
         draft_key="mtp_num_hidden_layers" if shape.get("draft_layers") else None,
         multimodal="ConditionalGeneration" in run["arch"],
     )
+
+
+def published_model(run: dict[str, Any]) -> _model.Model | None:
+    """The model of a published start where its configuration is known: models.json, by the name in its record."""
+    configs = json.loads((FIXTURES / "models.json").read_text(encoding="utf-8"))
+    config = configs.get(_PUBLISHED.get(run["model"], ""))
+    return None if config is None else _model_config.read(config)[0]
+
+
+# Qwen3.8-27B has Qwen3.6-27B's shapes: the record's weights and pools say so.
+_PUBLISHED = {
+    "Qwen/Qwen3.8-27B": "q27",
+    "Qwen/Qwen2.5-1.5B-Instruct": "qwen2.5-1.5b",
+    "Qwen/Qwen2.5-0.5B-Instruct": "qwen2.5-0.5b",
+    "Qwen/Qwen3-32B": "qwen3-32b",
+}

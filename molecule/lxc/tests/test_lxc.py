@@ -71,9 +71,13 @@ def test_the_root_of_an_unprivileged_guest_is_another_user(host, name):
     assert (host.file("/proc/self/uid_map").content_string.split()[1] != "0") == (name == "ct129")
 
 
-def test_the_userland_is_of_one_version_and_nothing_of_a_module_came_with_it(host):
+def test_the_userland_is_of_one_version_and_nothing_of_a_module_came_with_it(host, name):
     listed = host.check_output("dpkg-query -W -f='${binary:Package} ${Version} ${db:Status-Abbrev}\\n'")
     packages = {line.split()[0].partition(":")[0]: line.split()[1] for line in listed.splitlines() if line.split()[2].startswith("i")}
+    if name == "ct131":  # its nodes are not right
+        assert not [name for name in packages if re.search(r"nvidia|libcuda", name)]
+        assert not host.file("/var/lib/firstlight/gpu_driver.json").exists
+        return
     assert {"libcuda1", "libnvidia-ml1", "nvidia-smi"} <= set(packages)
     versions = {name: version for name, version in packages.items() if re.match(r"libnvidia|libcuda|nvidia-smi", name)}
     assert all(version.startswith(f"{VERSION}-") for version in versions.values()), versions

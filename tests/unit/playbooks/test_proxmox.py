@@ -95,6 +95,7 @@ class Proxmox:
         }
         self.hypervisor["proxmox_gpu_root"] = self.hypervisor["gpu_inventory_root"]
         self.guest = {**self.host("ct129", "2x_a6000"), "proxmox_guest_hypervisor": "pve1", "proxmox_guest_id": 129}
+        self.neighbours: dict[str, dict[str, t.Any]] = {}
         self.others: dict[str, dict[str, t.Any]] = {}
         self.collection()
 
@@ -128,6 +129,7 @@ class Proxmox:
                 (home / "roles" / role.name / "tasks").mkdir(parents=True)
                 steps = SERVE if role.name in ("gpu_driver", "sglang_preflight") else []
                 (home / "roles" / role.name / "tasks/main.yml").write_text(yaml.safe_dump(steps))
+                (home / "roles" / role.name / "meta").symlink_to(role / "meta")
             else:
                 (home / "roles" / role.name).symlink_to(role)
 
@@ -154,7 +156,11 @@ class Proxmox:
 
     def run(self, *words: str, **variables: t.Any) -> Run:
         hypervisor = {**self.hypervisor, "proxmox_gpu_guests": self.guests, **variables}
-        groups = {"proxmox": {"pve1": hypervisor, **self.others}, "proxmox_guests": {"ct129": self.guest}, "sglang": {"ct129": {}}}
+        groups = {
+            "proxmox": {"pve1": hypervisor, **self.others},
+            "proxmox_guests": {"ct129": self.guest, **self.neighbours},
+            "sglang": {"ct129": {}},
+        }
         (self.directory / "hosts.yml").write_text(yaml.safe_dump({name: {"hosts": hosts} for name, hosts in groups.items()}))
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")},
@@ -261,6 +267,32 @@ def test_a_guest_whose_hypervisor_failed_is_left_alone(proxmox):
     assert (run.rc, run.changed) == (2, {"pve1": 0, "pve2": 0, "ct129": 0}), run.output
     assert "ct129 on pve1: expected the hypervisor to be set up in this run, found nothing of it." in run.words, run.output
     assert "is reached by sglang_preflight" not in run.output
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (
+            {"proxmox_guest_id": 131, "gpu_driver_power_limit_w": 250},
+            (
+                "ct129: nothing was changed; to mend first: expected container 131 among the guests of pve1, found 129, 130.",
+                "expected no options of a kernel module in a container, found gpu_driver_power_limit_w.",
+            ),
+        ),
+        ({"gpu_driver_reboot_timeout_s": "long"}, ("'gpu_driver_reboot_timeout_s' is of type str and we were unable to convert to int",)),
+    ],
+    ids=["what does not fit", "a type"],
+)
+def test_what_is_said_of_a_guest_is_looked_at_before_its_hypervisor_is_touched(proxmox, variables, words):
+    proxmox.guests.append({"id": 130, "gpus": ["2"]})
+    proxmox.neighbours = {"ct130": {**proxmox.guest, "proxmox_guest_id": 130}}
+    proxmox.guest.update(variables)
+    run = proxmox.run()
+    assert (run.rc, run.changed) == (2, {"ct129": 0, "ct130": 0}), run.output
+    for one in words:
+        assert one in run.words.replace('"', "'"), run.output
+    assert "pve1 is reached by" not in run.output
+    assert proxmox.conf.read_text() == TEXT
 
 
 def test_all_problems_of_all_guests_in_one_message_before_anything_is_changed(proxmox):

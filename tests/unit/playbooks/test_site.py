@@ -145,6 +145,13 @@ def test_a_driver_that_works_is_left_and_the_gpus_are_judged_as_before(tmp_path)
     assert "nothing was changed; to mend first: 1 - asking: expected the GPU 2, found 0, 1. Change gpus." in run.words, run.output
 
 
+def test_a_model_that_is_not_pinned_stops_the_site_with_the_way_to_pin_it(tmp_path):
+    site = Site(tmp_path, "2x_a6000")
+    run = site.check(sglang_instance_asking={**site.asking(0), "model": {"name": "org/name", "revision": None}})
+    assert run.rc == 2
+    assert "found none; `make pin MODEL=asking` finds the repository's commit and writes it here" in run.words, run.output
+
+
 def test_no_engine_is_started_before_the_reboot_that_a_driver_waits_for(tmp_path):
     tasks = [
         {"ansible.builtin.include_role": {"name": "firstlight.sglang.sglang_server", "tasks_from": "look", "public": True}},

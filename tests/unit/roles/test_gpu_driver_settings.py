@@ -113,8 +113,38 @@ def test_without_a_driver_it_fails(tmp_path):
 # ECC and MIG: the role on this machine, with the recorded host's GPUs; its driver is there and stays.
 
 
+UNIT = "firstlight-nvidia-power.service"
+
+
+@pytest.mark.parametrize("check", [[], ["--check", "--diff"]], ids=["real", "check"])
+def test_the_unit_goes_and_the_limits_are_the_cards_own_again(machine, check):
+    """The tasks alone: what else the role does would be done to this machine."""
+    units, script = machine.directory / "units", machine.directory / "script"
+    units.mkdir()
+    for path in (units / UNIT, units / f"{UNIT}.enabled", units / f"{UNIT}.active", script):
+        path.touch()
+    systemctl = machine.directory.parent / "bin/systemctl"
+    systemctl.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/doubles/systemctl_double.py {units} "$@"\n')
+    systemctl.chmod(0o755)
+    assert machine.run("nvidia-smi", "-i", FIRST, "-pl", "250").returncode == 0
+    setting = {"argv": ["nvidia-smi", "-i", FIRST, "-pl", "300"], "text": "set the power limit of 0 back to its own 300 W"}
+    given = {
+        "__gpu_driver_plan": {"power_back": {"unit_goes": True, "settings": [setting]}},
+        "__gpu_driver_power_files": [str(units / UNIT), str(script)],
+    }
+    tasks = [{"ansible.builtin.include_role": {"name": "firstlight.sglang.gpu_driver", "tasks_from": "power_back.yml"}}]
+    rc, output = ansible(machine, [{"hosts": "all", "gather_facts": False, "tasks": tasks}], *check, "-e", json.dumps(given))
+    assert rc == 0, output
+    if check:
+        assert (machine.limits()[0], (units / UNIT).exists(), (units / "calls").exists()) == ("250.00", True, False)
+        assert f"path: {units / UNIT} - state: file + state: absent" in output, output
+        return
+    assert machine.limits()[0] == "300.00"
+    assert (units / "calls").read_text() == f"disable {UNIT}\nstop {UNIT}\ndaemon-reload\n"
+    assert not (units / UNIT).exists() and not script.exists()
+
+
 def play(machine, *options, **variables):
-    hosts = {"here": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}
     role_variables = {
         "gpu_inventory_root": str(machine.directory),
         "gpu_inventory_nvidia_smi_path": str(DOUBLE),
@@ -128,6 +158,11 @@ def play(machine, *options, **variables):
     plays = [
         {"hosts": "all", "gather_facts": False, "vars": role_variables, "roles": ["firstlight.sglang.gpu_driver"], "post_tasks": tasks}
     ]
+    return ansible(machine, plays, *options)
+
+
+def ansible(machine, plays, *options):
+    hosts = {"here": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}
     (machine.directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
     (machine.directory / "play.yml").write_text(yaml.safe_dump(plays))
     done = subprocess.run(
@@ -164,8 +199,11 @@ def test_ecc_is_set_once_waits_for_a_reboot_and_is_told(machine):
     assert "changed=1 " in output
     assert "required=True why=ECC is off and will be on on 00000000:" in output
     assert "It is left to you, since Ansible runs on this host itself" in output
+    assert "here: left alone: the driver 580.159.04 works and suits; this role did not install it; a reboot waits, since ECC is" in output
+    assert "; changed: ECC or MIG." in output
     rc, output = play(machine, gpu_driver_ecc=True)
     assert (rc, len(settings(machine))) == (0, 4), output
+    assert "; changed: nothing." in output
     assert "changed=0 " in output
     assert "required=True why=ECC is off and will be on on 00000000:" in output
 

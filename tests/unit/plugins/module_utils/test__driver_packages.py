@@ -314,6 +314,16 @@ def test_missing_components_of_both_styles_and_never_of_third_parties():
     assert entry.components == ("non-free", "non-free-firmware")
 
 
+def test_an_entry_whose_server_is_gone_is_the_distributions_as_long_as_it_is_switched_on():
+    """Its key and its suite are all that can be told of it; reading what is added for it says the rest."""
+    dead = DEBIAN.replace("http://deb.debian.org/debian\nSuites: trixie trixie", "http://gone.example.org/x\nSuites: trixie trixie")
+    lack = pkg.missing_components(pkg.apt_sources({"d.sources": DEBIAN, "gone.sources": dead}), ("non-free",), "debian")
+    assert [entry.uris for entry in lack if "trixie" in entry.suites] == [("http://deb.debian.org/debian",), ("http://gone.example.org/x",)]
+    off = dead.replace("Types: deb deb-src", "Enabled: no\nTypes: deb")
+    lack = pkg.missing_components(pkg.apt_sources({"d.sources": DEBIAN, "gone.sources": off}), ("non-free",), "debian")
+    assert [entry.uris for entry in lack if "trixie" in entry.suites] == [("http://deb.debian.org/debian",)]
+
+
 def test_components_that_are_added_are_not_missing_the_second_time():
     wanted = ("contrib", "non-free", "non-free-firmware")
     texts = {"d.sources": DEBIAN}

@@ -252,7 +252,13 @@ def test_the_mode_follows_the_host(gpus, wanted, mode, reason):
         (inventory(virtualization="wsl"), Wanted(), "wsl", "Windows"),
         (inventory(container=True, proc=loaded("580.95.05")), Wanted(mode="kernel"), "kernel_mode_in_container", "container (lxc)"),
         (inventory(container=True), Wanted(), "no_module_on_host", "/proc/driver/nvidia/version"),
-        (inventory(container=True, proc=loaded("580.95.05")), Wanted(flavour="open"), "kernel_options_in_container", "leave them out"),
+        (inventory(container=True, proc=loaded("580.95.05")), Wanted(flavour="open"), "kernel_options_in_container", "leave them out here"),
+        (
+            inventory(container=True, proc=loaded("580.95.05")),
+            Wanted(flavour="open"),
+            "kernel_options_in_container",
+            "a hypervisor: in host_vars or group_vars of its own",
+        ),
         (
             inventory(container=True, proc=loaded("580.95.05")),
             Wanted(power_limit_w=9),
@@ -672,6 +678,7 @@ def test_the_userland_of_a_run_file():
     made = plan(Wanted(runfile="/root/NVIDIA-Linux-x86_64-580.159.03.run"), DEBIAN_12, gpus, OFFERS_12)
     assert made["source"] == "runfile"
     assert "--no-kernel-modules" in made["runfile"]["arguments"]
+    assert (made["runfile"]["url"], made["runfile"]["path"]) == (None, "/root/NVIDIA-Linux-x86_64-580.159.03.run")
     assert "--dkms" not in made["runfile"]["arguments"]
     assert made["packages"] == []
     assert made["pin"] is None
@@ -932,6 +939,7 @@ def test_a_run_file_on_a_host_of_its_own():
     made = plan(Wanted(runfile=url, runfile_sha256="a" * 64, sglang_release=ENGINE), DEBIAN_12, BARE, OFFERS_12)
     assert (made["source"], made["version"], made["modules"], made["flavour"]) == ("runfile", "580.105.08", "runfile", "open")
     assert "--dkms" in made["runfile"]["arguments"]
+    assert (made["runfile"]["url"], made["runfile"]["path"]) == (url, "/var/cache/firstlight/NVIDIA-Linux-x86_64-580.105.08.run")
     assert made["packages"] == [f"linux-headers-{KERNEL_12}", "linux-headers-amd64", "dkms", "gcc", "make"]
     old = Wanted(runfile="/root/NVIDIA-Linux-x86_64-550.163.01.run", sglang_release=ENGINE)
     (problem,) = problems(old, DEBIAN_12, BARE, OFFERS_12)

@@ -136,6 +136,48 @@ def test_a_run_brings_a_driver_when_it_changes_loads_or_reboots(plan, expected):
     assert _driver_state.brings({**_driver_plan.PLAN, **plan}) is expected
 
 
+@pytest.mark.parametrize(
+    ("plan", "found", "why", "told"),
+    [
+        (
+            {"mode": "kernel", "source": "nvidia", "version": "580.95.05", "flavour": "open"},
+            {"version": "580.95.05"},
+            "",
+            "driver 580.95.05 is loaded (open module, from NVIDIA's repository, mode kernel); no reboot waits",
+        ),
+        (
+            {"mode": "kernel", "source": "distribution", "version": "550.163.01", "flavour": "proprietary"},
+            {},
+            "nouveau has a GPU",
+            "driver 550.163.01 is installed and not loaded yet (proprietary module, from the distribution's packages, mode kernel); "
+            "a reboot waits, since nouveau has a GPU",
+        ),
+        (
+            {"mode": "userland", "source": "runfile", "version": "580.95.05"},
+            {"version": "580.95.05", "library": "580.95.05", "container": True},
+            "",
+            "the userland 580.95.05 is there, with the host's module 580.95.05 (open module, from a .run file, mode userland); "
+            "no reboot waits",
+        ),
+        (
+            {"mode": "kernel", "version": "580.95.05", "branch": 580},
+            {"version": "580.95.05"},
+            "",
+            "driver 580.95.05 is loaded (open module, of another origin, mode kernel); no reboot waits",
+        ),
+        (
+            {"reason": "the driver 580.95.05 works and suits; this role did not install it", "version": "580.95.05"},
+            {"version": "580.95.05"},
+            "",
+            "left alone: the driver 580.95.05 works and suits; this role did not install it; no reboot waits",
+        ),
+        ({"reason": "there is no NVIDIA GPU on the PCI bus"}, {}, "", "there is no NVIDIA GPU on the PCI bus; no reboot waits"),
+    ],
+)
+def test_one_line_says_how_the_driver_stands(plan, found, why, told):
+    assert _driver_state.summary({**_driver_plan.PLAN, **plan}, inventory(**found), why) == told
+
+
 def test_a_userland_without_packages_in_a_container_stays():
     """Case C22 solved by a .run file: packages beside it would break it."""
     found = inventory("580.95.05", library="580.95.05", container=True)
@@ -202,6 +244,46 @@ def test_a_node_without_module_is_told_from_one_that_is_forbidden(number, code, 
     assert "sglang" in problem.text
 
 
+@pytest.mark.parametrize(
+    ("container", "given", "code"),
+    [
+        (True, "1 2 0:5 /nvidiactl /dev/nvidiactl rw - devtmpfs udev rw\n", "device_eperm"),
+        (True, "1 2 0:5 / /dev rw - tmpfs none rw\n1 2 0:5 /x /dev/nvidia0 rw - devtmpfs udev rw\nshort\n", "device_not_given"),
+        (False, "", "device_eperm"),
+    ],
+)
+def test_the_rule_of_a_node_is_not_blamed_for_one_that_the_container_made_itself(container, given, code):
+    """As nvidia-smi does in a privileged container that has no /dev/nvidiactl."""
+    found = inventory("580.95.05", container=container)
+    (problem,) = _driver_state.device_problems({"/dev/nvidiactl": errno.EPERM}, found, "sglang", _driver_state.mounted(given))
+    assert problem.code == code
+    assert ("device rules (EPERM)" in problem.text) == (code == "device_eperm")
+    assert ("made in the container" in problem.text) == (code == "device_not_given")
+
+
+@pytest.mark.parametrize(
+    ("opened", "stops"),
+    [
+        ({}, False),
+        ({"/dev/nvidiactl": errno.ENXIO, "/dev/nvidia0": errno.EIO}, False),
+        ({"/dev/nvidiactl": errno.ENXIO, "/dev/nvidia-uvm": errno.ENOENT}, True),
+        ({"/dev/nvidiactl": errno.EPERM}, True),
+        ({"/dev/nvidiactl": errno.EACCES}, True),
+    ],
+)
+def test_what_is_behind_a_node_stops_no_installation_and_the_node_itself_does(opened, stops):
+    problems = _driver_state.device_problems(opened, inventory("580.95.05", container=True), "sglang")
+    assert len(problems) == len(opened.values())
+    assert _driver_state.device_problems_before(problems) == (problems if stops else [])
+
+
+def test_a_stale_major_stops_an_installation_too():
+    nodes = [{"path": "/dev/nvidia-uvm", "major": 510, **NODE}]
+    found = inventory("580.95.05", container=True, nodes=nodes, majors={"nvidia-uvm": 511})
+    problems = _driver_state.device_problems({"/dev/nvidia-uvm": errno.ENXIO}, found, "sglang")
+    assert [problem.code for problem in _driver_state.device_problems_before(problems)] == ["device_enxio", "device_major"]
+
+
 @pytest.mark.parametrize("number", [0, errno.EACCES])
 @pytest.mark.parametrize(("container", "words"), [(True, "on the container's host"), (False, "remove it")])
 def test_an_empty_file_in_a_nodes_place_is_no_node_whether_it_can_be_opened_or_not(number, container, words):
@@ -256,6 +338,37 @@ def test_a_limit_that_was_not_taken_is_seen():
     found["gpus"][0].update(power_limit_w=300.0, power_limit_settable=True)
     assert _driver_state.power_read_back(found, 300) == []
     assert [problem.code for problem in _driver_state.power_read_back(found, 250)] == ["power_limit_not_taken"]
+
+
+UNIT = "[Service]\nExecStart=/usr/local/sbin/firstlight-nvidia-power {}\n"
+
+
+@pytest.mark.parametrize(
+    ("unit", "limit", "clocks", "options", "goes"),
+    [
+        ("", None, None, None, None),
+        (UNIT.format("250 -"), 250, None, None, None),
+        (UNIT.format("250 -"), None, None, ["-pl 300"], True),
+        (UNIT.format("- 210,1800"), None, None, ["-rgc"], True),
+        (UNIT.format("250 210,1800"), None, None, ["-pl 300", "-rgc"], True),
+        (UNIT.format("250 210,1800"), None, [210, 1800], ["-pl 300"], False),
+        (UNIT.format("250 210,1800"), 250, None, ["-rgc"], False),
+        (UNIT.format("250 -"), None, [210, 1800], ["-pl 300"], False),
+    ],
+)
+def test_what_is_asked_for_no_more_is_set_back(unit, limit, clocks, options, goes):
+    found = inventory("580.95.05", smi={**SMI, "power_limit_w": 250.0, "power_limit_default_w": 300.0})
+    back = _driver_state.power_back(unit, limit, clocks, found)
+    assert back == goes if goes is None else back["unit_goes"] is goes
+    assert [" ".join(one["argv"]) for one in (back or {"settings": []})["settings"]] == [
+        f"nvidia-smi -i GPU-1 {one}" for one in options or []
+    ]
+
+
+@pytest.mark.parametrize("told", [{"power_limit_w": 300.0, "power_limit_default_w": 300.0}, {"power_limit_w": 250.0}, {"index": None}])
+def test_a_gpu_that_has_its_own_limit_or_knows_none_is_told_nothing(told):
+    found = inventory("580.95.05", smi={**SMI, **told})
+    assert _driver_state.power_back(UNIT.format("250 -"), None, None, found) == {"unit_goes": True, "settings": []}
 
 
 RECORD = {

@@ -73,7 +73,24 @@ def test_ct129_has_the_reference_command_line_word_by_word():
     ],
 )
 def test_where_a_model_comes_from(model, expected):
-    assert instance(model=model)["model"] == {"name": "o/n", **expected}
+    assert instance(model=model)["model"] == {"name": "o/n", "config": None, **expected}
+
+
+def test_a_model_that_is_not_pinned_is_refused_with_the_way_to_pin_it():
+    assert problems(model={"name": "o/n", "revision": None}) == [
+        "sglang_instance_g: model: expected exactly one of revision (a commit of the Hub repository), path (a directory on the host) and "
+        "build (a script), found none; `make pin MODEL=g` finds the repository's commit and writes it here"
+    ]
+
+
+def test_the_plan_takes_a_model_that_is_not_pinned_with_its_configuration():
+    config = {"architectures": ["X"]}
+    raw = {"model": {"name": "o/n", "revision": None, "config": config}, "gpus": [0], "catalogue": {"run": "planned only"}}
+    instances, found = _instances.resolve({"sglang_instance_g": raw}, SETTINGS._replace(unpinned="allow"), CATALOGUE)
+    assert found == []
+    assert instances[0]["model"] == {"name": "o/n", "source": "hub", "revision": None, "build": None, "path": None, "config": config}
+    assert "--model-path o/n" in " ".join(instances[0]["argv"])
+    assert "catalogue" not in instances[0]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +99,10 @@ def test_where_a_model_comes_from(model, expected):
         ({"modle": {}}, "modle: unknown key; known are name, release"),
         ({"model": "x"}, "model: expected a dictionary, found 'x' (str)"),
         ({"model": None}, "model: missing"),
-        ({"model": {"name": "o/n"}}, "expected exactly one of revision"),
+        ({"model": {"name": "o/n", "path": "/x", "config": []}}, "model.config: expected a dictionary, found [] (list)"),
+        ({"catalogue": {"license": "MIT"}}, "catalogue.license: unknown key; known are licence, gpus, revision_source, run, notes"),
+        ({"catalogue": {"licence": 1}}, "catalogue.licence: expected a string, found 1 (int)"),
+        ({"catalogue": {"gpus": ["1x h200", 2]}}, "catalogue.gpus: expected names such as 2x rtx-a6000, found 2 (int)"),
         ({"model": {"name": "o/n", "path": "/x", "build": "tiny_qa.py"}}, "found path and build"),
         ({"model": {"name": "n", "path": "/x"}}, "model.name: expected <org>/<name>, found 'n'"),
         ({"model": {"name": "o/n", "path": "x"}}, "expected an absolute path"),

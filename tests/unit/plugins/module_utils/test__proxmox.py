@@ -202,3 +202,29 @@ def test_a_guest_whose_hypervisor_is_not_there_or_does_not_know_it():
         assert "expected the hypervisor to be set up in this run" in proxmox.guest_problems(guest(), result, guests, 129)[0]
     assert "expected container 130 among the guests of its hypervisor, found 129." in check(guest(), identity=130)[0]
     assert "found none." in check(guest(), guests=[], identity=130)[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "words"),
+    [
+        ({}, {}, []),
+        ({"id": "129"}, {"gpu_driver_flavour": "auto", "gpu_driver_power_limit_w": None, "gpu_driver_lock_timeout_s": 5}, []),
+        ({"hypervisor": "pve9"}, {}, ["expected one of the group proxmox (pve1, pve2) as proxmox_guest_hypervisor, found 'pve9'"]),
+        ({"id": 131}, {}, ["expected container 131 among the guests of pve1, found 129, 130"]),
+        ({"id": "x"}, {}, ["expected the number of a container as proxmox_guest_id, found 'x'"]),
+        ({"hypervisor": "pve2"}, {}, []),
+        (
+            {"id": 131},
+            {"gpu_driver_mode": "kernel", "gpu_driver_power_limit_w": 250, "gpu_driver_persistence": True, "gpu_driver_ecc": False},
+            [
+                "among the guests",
+                "found gpu_driver_mode, gpu_driver_persistence, gpu_driver_power_limit_w, gpu_driver_ecc. Set them for the",
+            ],
+        ),
+    ],
+)
+def test_what_is_said_of_a_guest_is_looked_at_before_anything_is_asked(said, options, words):
+    hypervisors = {"pve1": {"proxmox_gpu_guests": [{"id": 129}, {"id": "130"}]}, "pve2": {"proxmox_gpu_state": "absent"}}
+    problems = proxmox.said_problems({"hypervisor": "pve1", "id": 129, **said}, options, hypervisors)
+    assert len(problems) == len(words)
+    assert all(word in problem for word, problem in zip(words, problems, strict=True))

@@ -189,10 +189,10 @@ def test_public_state_per_slot(name, tp, bits, mib):
     assert state_bytes(read(name), tp, bits) / 2**20 == pytest.approx(mib, rel=0.01)
 
 
-def qwen2(hidden, intermediate, layers, heads, kv_heads, words, **more):
-    """A Qwen2 configuration: the published shapes of the models below."""
+def shape(architecture, hidden, intermediate, layers, heads, kv_heads, words, **more):
+    """A configuration: the published shapes of the models below."""
     return {
-        "architectures": ["Qwen2ForCausalLM"],
+        "architectures": [architecture],
         "hidden_size": hidden,
         "intermediate_size": intermediate,
         "num_hidden_layers": layers,
@@ -205,19 +205,20 @@ def qwen2(hidden, intermediate, layers, heads, kv_heads, words, **more):
     }
 
 
+def qwen2(*numbers, **more):
+    """A Qwen2 configuration."""
+    return shape("Qwen2ForCausalLM", *numbers, **more)
+
+
 SHAPES = {
     "Qwen2.5-0.5B": qwen2(896, 4864, 24, 14, 2, 151936, tie_word_embeddings=True),
     "Qwen2.5-1.5B": qwen2(1536, 8960, 28, 12, 2, 151936, tie_word_embeddings=True),
     "Qwen2.5-7B": qwen2(3584, 18944, 28, 28, 4, 152064),
     "QwQ-32B": qwen2(5120, 27648, 64, 40, 8, 152064, max_position_embeddings=40960),
     "Qwen2-72B-GPTQ": qwen2(8192, 29696, 80, 64, 8, 152064, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128}),
-    "Mistral-7B": {
-        **qwen2(4096, 14336, 32, 32, 8, 32000),
-        "architectures": ["MistralForCausalLM"],
-    },
+    "Mistral-7B": shape("MistralForCausalLM", 4096, 14336, 32, 32, 8, 32000),
     "Granite-4.0-h-micro": {
-        **qwen2(2048, 8192, 40, 32, 8, 100352, tie_word_embeddings=True, shared_intermediate_size=8192),
-        "architectures": ["GraniteMoeHybridForCausalLM"],
+        **shape("GraniteMoeHybridForCausalLM", 2048, 8192, 40, 32, 8, 100352, tie_word_embeddings=True, shared_intermediate_size=8192),
         "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
         "mamba_n_heads": 64,
         "mamba_d_head": 64,
@@ -226,6 +227,156 @@ SHAPES = {
         "position_embedding_type": "nope",
     },
 }
+QWEN2_VISION = {"depth": 32, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+SIGLIP = {"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "num_hidden_layers": 27, "patch_size": 14}
+GDN = {
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+KIMI_LINEAR = {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4, "kda_layers": [n for n in range(1, 28) if n % 4 and n != 27]}
+MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+EXPERTS = {"moe_intermediate_size": 1408, "first_k_dense_replace": 1}
+# The number of parameters that the Hub shows for the files of a repository: of all tensors, those of layers for speculation too
+PUBLISHED = {
+    "meta-llama/Llama-3.2-1B": (
+        shape("LlamaForCausalLM", 2048, 8192, 16, 32, 8, 128256, head_dim=64, tie_word_embeddings=True),
+        1235814400,
+    ),
+    "microsoft/phi-4": (shape("Phi3ForCausalLM", 5120, 17920, 40, 40, 10, 100352), 14659507200),
+    "allenai/OLMo-2-0325-32B": (shape("Olmo2ForCausalLM", 5120, 27648, 64, 40, 8, 100352), 32234279936),
+    "zai-org/GLM-4-32B-0414": (shape("Glm4ForCausalLM", 6144, 23040, 61, 48, 2, 151552, head_dim=128), 32566081536),
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": (
+        shape("SeedOssForCausalLM", 5120, 27648, 64, 80, 8, 155136, head_dim=128, attention_bias=True, attention_out_bias=False),
+        36151104512,
+    ),
+    "Qwen/Qwen2.5-VL-7B-Instruct": (
+        shape(
+            "Qwen2_5_VLForConditionalGeneration",
+            3584,
+            18944,
+            28,
+            28,
+            4,
+            152064,
+            vision_config={**QWEN2_VISION, "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584},
+        ),
+        8292166656,
+    ),
+    "Qwen/Qwen2-VL-7B-Instruct": (
+        shape(
+            "Qwen2VLForConditionalGeneration",
+            3584,
+            18944,
+            28,
+            28,
+            4,
+            152064,
+            vision_config={**QWEN2_VISION, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4},
+        ),
+        8291375616,
+    ),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": (
+        {
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "text_config": shape("MistralForCausalLM", 5120, 32768, 40, 32, 8, 131072, head_dim=128),
+            "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "patch_size": 14},
+        },
+        24011361280,
+    ),
+    "google/gemma-3-4b-it": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "model_type": "gemma3_text"},
+            "vision_config": SIGLIP,
+        },
+        4300079472,
+    ),
+    "google/gemma-3-27b-it": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "text_config": {
+                "hidden_size": 5376,
+                "intermediate_size": 21504,
+                "num_hidden_layers": 62,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 16,
+                "head_dim": 128,
+            },
+            "vision_config": SIGLIP,
+        },
+        27432406640,
+    ),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": (
+        shape(
+            "Qwen3NextForCausalLM",
+            2048,
+            5120,
+            48,
+            16,
+            2,
+            151936,
+            head_dim=256,
+            full_attention_interval=4,
+            num_experts=512,
+            moe_intermediate_size=512,
+            shared_expert_intermediate_size=512,
+            **GDN,
+        ),
+        81324862720,
+    ),
+    "zai-org/GLM-4.5-Air": (
+        shape(
+            "Glm4MoeForCausalLM",
+            4096,
+            10944,
+            46,
+            96,
+            8,
+            151552,
+            head_dim=128,
+            attention_bias=True,
+            n_routed_experts=128,
+            n_shared_experts=1,
+            num_nextn_predict_layers=1,
+            **EXPERTS,
+        ),
+        110468824832,
+    ),
+    "deepseek-ai/DeepSeek-V2-Lite": (
+        shape("DeepseekV2ForCausalLM", 2048, 10944, 27, 16, 16, 102400, n_routed_experts=64, n_shared_experts=2, **EXPERTS, **MLA),
+        15706484224,
+    ),
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct": (
+        shape(
+            "KimiLinearForCausalLM",
+            2304,
+            9216,
+            27,
+            32,
+            32,
+            163840,
+            num_experts=256,
+            num_shared_experts=1,
+            linear_attn_config=KIMI_LINEAR,
+            **{**EXPERTS, "moe_intermediate_size": 1024},
+            **MLA,
+        ),
+        49122681728,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_published_numbers_of_parameters(name):
+    config, published = PUBLISHED[name]
+    model, problems = _model_config.read(config)
+    assert problems == []
+    assert sum(part.elements for part in model.parts if not _model_weights.is_copy(part)) == published
+
+
 # Complete public starts that print their weights: GiB, and how much of it (in GiB) is more than tensors and angles. Releases before 0.5
 # printed the free memory before minus after, so that everything that came up meanwhile is in it.
 PUBLIC = [
@@ -315,7 +466,7 @@ def test_the_cache_that_a_checkpoint_asks_for(name, wanted):
 
 def test_what_deepseek_v4_keeps():
     (kept,) = read("deepseek-ai--DeepSeek-V4-Flash").attentions
-    assert (kept.kind, kept.layers, kept.window, kept.latent_dim) == ("compressed", 43, 128, 512)
+    assert (kept.kind, kept.layers, kept.window, kept.latent_dim) == ("compressed", 44, 128, 512)
     assert (kept.index_layers, kept.index_dim, kept.coarse_layers) == (21, 128, 20)
 
 
@@ -336,6 +487,16 @@ def test_which_layers_keep_all_and_which_a_window(name, wanted):
 def test_unquantised_layers_for_speculation():
     draft = {part.name for part in read("nvidia--Qwen3.5-397B-A17B-NVFP4").parts if part.name.startswith("draft")}
     assert draft == {"draft", "draft.mlp", "draft.experts", "draft.embedding.copy", "draft.lm_head.copy"}
+    # the engine loads them so for NVFP4 whatever the list says
+    quant = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
+    model = _model_config.read(MODELS[Q27]["config"], quant)[0]
+    assert {part.name for part in model.parts if part.name.startswith("draft")} == {
+        "draft",
+        "draft.mlp",
+        "draft.embedding.copy",
+        "draft.lm_head.copy",
+    }
+    assert "layers.mlp.nvfp4" in {part.name for part in model.parts}
 
 
 def test_a_list_that_is_missing_is_told():
@@ -371,6 +532,24 @@ def test_experts_over_ranks():
     assert _model_weights.per_gpu(model, tp=8, ep=8) == _model_weights.per_gpu(model, tp=8, ep=2) == _model_weights.per_gpu(model, tp=8)
     more = _model_weights.per_gpu(model, tp=8, ep=8, redundant_experts=8)[0].weights - _model_weights.per_gpu(model, tp=8)[0].weights
     assert more == pytest.approx(sum(part.elements for part in model.parts if part.name == "experts") / 128 * 2 / 2**30)
+
+
+@pytest.mark.parametrize(
+    ("tp", "backend", "factor"),
+    [
+        (1, "triton_kernel", 1.0),
+        (2, "triton_kernel", 1472 / 1440),
+        (8, "triton_kernel", 384 / 360),
+        (1, "flashinfer_mxfp4", 2944 * 3072 / 2880**2),
+        (4, "marlin", 768 * 3072 / (720 * 2880)),
+        (4, "deep_gemm", 1.0),
+    ],
+)
+def test_experts_in_mxfp4_are_padded_by_what_runs_them(tp, backend, factor):
+    model = read("openai--gpt-oss-20b")
+    experts = sum(part.elements * part.bits for part in model.parts if part.name == "experts.mxfp4") / 8 / 2**30 / tp
+    plain = _model_weights.per_gpu(model, tp=tp, moe_runner_backend="deep_gemm")[0].weights
+    assert _model_weights.per_gpu(model, tp=tp, moe_runner_backend=backend)[0].weights - plain == pytest.approx(experts * (factor - 1))
 
 
 def test_attention_over_fewer_ranks_than_the_rest():
@@ -594,6 +773,26 @@ def test_an_unknown_architecture_is_a_guess_and_says_so():
     assert not model.known
     assert any("BrandNewForCausalLM" in note for note in model.notes)
     assert _model_weights.parameters(model) == pytest.approx(8_190_735_360, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "more", [{"mamba_d_state": 128}, {"linear_num_key_heads": 16}, {"hybrid_override_pattern": "M*"}], ids=lambda more: next(iter(more))
+)
+def test_an_unknown_architecture_with_a_state_is_refused(more):
+    model, problems = _model_config.read({**MODELS["Qwen--Qwen3-8B"]["config"], **more, "architectures": ["BrandNewForCausalLM"]})
+    assert model is None
+    assert problems == [
+        "architectures: expected an architecture that the plan has a reader for, found BrandNewForCausalLM, whose layers keep a state "
+        f"({next(iter(more))}); plan with measured numbers, or report the model"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("like", "within"), [("Qwen--Qwen3-30B-A3B", 0.01), ("deepseek-ai--DeepSeek-V3", 0.001), ("mistralai--Mixtral-8x7B-v0.1", 0.001)]
+)
+def test_a_guess_comes_near(like, within):
+    config = {**MODELS[like]["config"], "architectures": ["BrandNewForCausalLM"]}
+    assert _model_weights.parameters(_model_config.read(config)[0]) == pytest.approx(_model_weights.parameters(read(like)), rel=within)
 
 
 @pytest.mark.parametrize(

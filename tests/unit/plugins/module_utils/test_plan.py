@@ -176,6 +176,17 @@ def test_a_context_beyond_the_models_needs_to_be_allowed():
     assert report(args, environment=LONGER)["verdict"] == "fits"
 
 
+def test_speculation_without_a_draft_is_told():
+    dense = MODELS["q8"]
+    alone = report({"speculative_algorithm": "EAGLE"}, model=dense)
+    assert alone["verdict"] == "fits_with_changes"
+    assert alone["reasons"][0].startswith("EAGLE needs a draft, and Qwen3ForCausalLM has no layers for it; name one")
+    named = report({"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "x/eagle3"}, model=dense)
+    assert named["verdict"] == "fits"
+    assert "counted as one layer" in named["warnings"][0]
+    assert named["bytes_per_token"] == 147456 / 36 * 37
+
+
 def test_at_once_and_long_are_told_apart():
     found = report(want=_plan.Want(131072, 4))
     assert found["wanted"] is True

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
+import model_fields
 import pytest
-from ansible_collections.firstlight.sglang.plugins.module_utils import _plan_defaults
-from plan_runs import DENSE, DSA, HYBRID, MLA, MTP
+from ansible_collections.firstlight.sglang.plugins.module_utils import _model_config, _plan_defaults
+from plan_runs import DENSE, DSA, FIXTURES, HYBRID, MLA, MTP, flags
 
 
 def resolve(release, model, memory_total_mib, compute_capability, **args):
@@ -158,3 +161,39 @@ def test_a_release_before_the_formulas_is_refused():
 def test_what_is_no_release_is_refused():
     with pytest.raises(ValueError, match="found 'newest'"):
         resolve("newest", DENSE, 49140, "8.6")
+
+
+RESOLVED = json.loads((FIXTURES / "resolved.json").read_text(encoding="utf-8"))["rows"]
+MODELS = model_fields.load()
+
+
+@pytest.mark.parametrize(
+    "row", RESOLVED, ids=[f"{row['model']}-{row['compute_capability']}-{number}" for number, row in enumerate(RESOLVED)]
+)
+def test_the_resolver_of_0523_says_the_same_of_every_architecture(row):
+    fields = MODELS[row["model"]]
+    model, problems = _model_config.read(fields["config"], fields.get("hf_quant_config"))
+    assert problems == []
+    found = resolve("0.5.23", model, row["memory_total_mib"], row["compute_capability"], **flags(row["flags"]))
+    speculative = found.speculation and [
+        found.speculation.steps,
+        found.speculation.topk,
+        found.speculation.draft_tokens,
+        found.speculation.draft_path,
+    ]
+    names = ("attention_backend", "page_size", "chunked_prefill_size", "max_running_requests", "decode_max_bs", "prefill_sizes")
+    assert {name: getattr(found, name) for name in names} == {name: row[name] for name in names}
+    assert found.mem_fraction_static == pytest.approx(row["mem_fraction_static"], abs=1e-9)
+    assert speculative == row["speculative"]
+    if row["kv_cache_dtype"] != "auto":
+        assert found.kv_cache_dtype == row["kv_cache_dtype"]
+    if model.state is not None and found.radix_cache:
+        assert found.mamba_strategy == row["mamba_strategy"]
+
+
+@pytest.mark.parametrize(
+    ("args", "tokens"),
+    [({"speculative_algorithm": "NGRAM"}, 12), ({"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 8}, 8)],
+)
+def test_other_drafts_verify_blocks_of_their_own(args, tokens):
+    assert resolve("0.5.23", HYBRID, 49140, "8.6", **args).speculation.draft_tokens == tokens

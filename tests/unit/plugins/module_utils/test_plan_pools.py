@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import model_fields
 import pytest
-from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _plan_defaults, _plan_pools
+from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _model_config, _plan_defaults, _plan_pools
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_runs import DENSE, DSA, HYBRID, MLA, MTP, flags, measured_models, runs
@@ -87,11 +88,7 @@ def test_bytes_per_token(release, model, args, compute_capability, bytes_per_tok
     assert (full, sliding) == (bytes_per_token, 0)
 
 
-COMPRESSED = dataclasses.replace(
-    DENSE,
-    architecture="DeepseekV4ForCausalLM",
-    attentions=(_model.Attention("compressed", 44, latent_dim=512, index_dim=128, window=128, index_layers=21, coarse_layers=20),),
-)
+COMPRESSED, _problems = _model_config.read(model_fields.load()["deepseek-ai--DeepSeek-V4-Flash"]["config"])
 
 
 def test_compressed_attention_takes_what_a_start_printed():

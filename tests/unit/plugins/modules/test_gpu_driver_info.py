@@ -6,12 +6,13 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import types
 
 import pytest
-from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_inventory, _gpu_system
+from ansible_collections.firstlight.sglang.plugins.module_utils import _driver_plan, _gpu_inventory, _gpu_system
 from ansible_collections.firstlight.sglang.plugins.module_utils._driver_facts import Wanted
 from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import Reading
 from ansible_collections.firstlight.sglang.plugins.modules import gpu_driver_info
@@ -72,6 +73,7 @@ def test_a_container_gets_exactly_the_userland_of_its_host(recorded):
     root = recorded(**{"apt-cache": (DRIVER / "policy_debian13.txt").read_text()})
     result = ask(root=root, inventory=inventory("550.163.01"))
     assert (codes(result), result["mode"], result["plan"]["source"]) == ([], "userland", "distribution")
+    assert result["summary"] == "", "the driver is still to be brought"
     assert all("=550.163.01-" in name for name in result["plan"]["packages"])
     assert result["plan"]["kernels"] == []
     assert not result["reboot_allowed"]
@@ -80,6 +82,25 @@ def test_a_container_gets_exactly_the_userland_of_its_host(recorded):
 def test_a_user_that_is_not_there_is_told_before_anything_changes(recorded):
     root = recorded(**{"apt-cache": (DRIVER / "policy_debian13.txt").read_text()})
     assert codes(ask(root=root, inventory=inventory("550.163.01"), device_user="no-such-user")) == ["no_user"]
+
+
+@pytest.mark.skipif(pathlib.Path("/dev/nvidiactl").exists(), reason="this machine has the nodes")
+@pytest.mark.parametrize(
+    ("version", "container", "asked", "expected"),
+    [
+        ("550.163.01", True, {}, ["device_enoent"]),
+        ("550.54.14", True, {"source": "distribution"}, ["no_matching_userland", "device_enoent"]),
+        (None, True, {}, ["no_module_on_host"]),
+        ("550.163.01", False, {"mode": "userland"}, []),
+        ("550.163.01", True, {"device_user": None}, []),
+    ],
+    ids=["stopped", "told with all else", "the host comes first", "a host makes its own", "nobody asks"],
+)
+def test_a_node_that_a_container_was_not_given_stops_before_anything_changes(recorded, version, container, asked, expected):
+    root = recorded(**{"apt-cache": (DRIVER / "policy_debian13.txt").read_text()})
+    result = ask(root=root, inventory=inventory(version, container), **{"device_user": "root", **asked})
+    assert codes(result) == expected
+    assert (result["plan"] is None) == bool(expected)
 
 
 @pytest.mark.parametrize("text", ["[1]", '{"a": 1}', "", json.dumps({**RECORD, "files": ["/etc/passwd"]})])
@@ -135,6 +156,7 @@ def test_a_working_driver_is_left_alone(recorded):
     result = ask(root=recorded(), inventory=inventory("580.95.05", False), sglang_releases=["0.5.23"])
     assert (codes(result), result["mode"], result["steps"]) == ([], "none", [])
     assert "580.95.05" in result["plan"]["reason"]
+    assert result["summary"] == f"left alone: {result['plan']['reason']}; no reboot waits"
 
 
 def test_a_host_without_gpu_is_a_problem_only_where_one_is_required(recorded):
@@ -231,6 +253,35 @@ def test_removal_takes_what_the_role_brought(recorded):
     assert [file["path"] for file in result["plan"]["files"]] == record["files"]
 
 
+@pytest.mark.parametrize(
+    ("options", "goes", "steps"),
+    [
+        (
+            {},
+            True,
+            ["remove firstlight-nvidia-power.service", "set the power limit of 00000000:01:00.0 (10de:2230, Ampere) back to its own 300 W"],
+        ),
+        ({"power_limit_w": 250}, None, []),
+        ({"state": "absent"}, False, ["set the power limit of 00000000:01:00.0 (10de:2230, Ampere) back to its own 300 W"]),
+    ],
+    ids=["left out again", "still asked for", "removal"],
+)
+def test_a_power_limit_that_the_role_has_set_is_taken_back_with_a_word(recorded, options, goes, steps):
+    unit = "firstlight-nvidia-power.service"
+    root = recorded(
+        {
+            "record.json": json.dumps({**RECORD, "units": [unit]}),
+            f"etc/systemd/system/{unit}": "[Service]\nExecStart=/usr/local/sbin/firstlight-nvidia-power 250 -\n",
+        }
+    )
+    found = inventory("580.95.05", False)
+    found["gpus"][0].update(index=0, power_limit_w=250.0, power_limit_default_w=300.0)
+    result = ask(root=root, inventory=found, record_path="/record.json", **options)
+    assert codes(result) == []
+    assert (result["plan"]["power_back"] or {}).get("unit_goes") == goes
+    assert [step["text"] for step in result["steps"] if step["step"] == "power_back"] == steps
+
+
 def test_a_runfile_that_is_not_there_is_found_before_anything_changes(recorded):
     path = "/srv/NVIDIA-Linux-x86_64-580.95.05.run"
     root = recorded({path[1:]: "#!/bin/sh\n"})
@@ -239,6 +290,66 @@ def test_a_runfile_that_is_not_there_is_found_before_anything_changes(recorded):
     assert codes(ask(**wanted, runfile_sha256="0" * 64)) == ["runfile_checksum"]
     (root / path[1:]).unlink()
     assert codes(ask(**wanted)) == ["runfile_not_found"]
+
+
+@pytest.mark.skipif(shutil.which("apt-cache") is None, reason="no apt on this machine")
+def test_a_look_leaves_no_cache_of_apt_behind(tmp_path, monkeypatch):
+    """With a cache of our own in the place of the host's, which any other look may have filled already."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "apt.conf").write_text(f'Dir::Cache "{tmp_path}/cache"; Dir::Etc::parts "/dev/null";\n')
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+
+    def run(words, **_options):
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    module = types.SimpleNamespace(params={"root": "/"}, get_bin_path=shutil.which, run_command=run)
+    found = gpu_driver_info.View(gpu_driver_info.Host(module)).policies(["dpkg"])
+    assert found["dpkg"].versions
+    assert list((tmp_path / "cache").rglob("*.bin")) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted", "told"),
+    [
+        ("distribution", {}, "404, so that the distribution's packages could not be read"),
+        ("nvidia", {"source": "distribution"}, "(NVIDIA's repository could not be read, found 404)"),
+        ("nvidia", {"source": "nvidia"}, "expected NVIDIA's repository for Debian 13 (x86_64), found 404; take another source."),
+    ],
+)
+def test_a_source_that_was_refused_is_told_once(recorded, source, wanted, told):
+    """The index of the source is in the recording; that it was refused is not."""
+    policy = (DRIVER / "policy_debian13.txt").read_text() if source == "nvidia" else ""
+    params = {**dict.fromkeys(field.name for field in dataclasses.fields(Wanted)), "root": str(recorded(**{"apt-cache": policy}))}
+    host = gpu_driver_info.Host(types.SimpleNamespace(params={**params, "local": False, "rebooted": False}))
+    found = inventory("550.54.14")
+    decider = gpu_driver_info.Decider(host, gpu_driver_info.gather(host, True), Wanted(**wanted), found)
+    decider.refused[source] = "404"
+    text = " ".join(decider.with_refusals(problem).text for problem in decider.run().problems)
+    assert told in text
+    assert text.count("404") == 1
+
+
+def test_a_source_that_was_refused_is_told_too_where_another_one_does(recorded, monkeypatch):
+    """As where an entry of the distribution's is left whose server is gone: its components cannot be read."""
+    headers = {"lib/modules/6.12.57+deb13-amd64/build/Makefile": ""}
+    root = recorded(headers, **{"apt-cache": (DRIVER / "policy_debian13_nvidia.txt").read_text()})
+    params = {**dict.fromkeys(field.name for field in dataclasses.fields(Wanted)), "local": False, "rebooted": False}
+    params.update(root=str(root), state="present", sglang_releases=[], device_user=None, runfile=None)
+    host = gpu_driver_info.Host(types.SimpleNamespace(params=params))
+    found = inventory(None, False)
+    facts = gpu_driver_info.gather(host, False)
+    result = {"record": {}}
+    refuse = gpu_driver_info.Decider.__init__
+
+    def init(self, *words):
+        refuse(self, *words)
+        self.refused["distribution"] = "that gone.example.org does not answer."
+
+    monkeypatch.setattr(gpu_driver_info.Decider, "__init__", init)
+    assert gpu_driver_info.look_ahead(host, facts, Wanted(), found, result) == []
+    assert result["plan"]["source"] == "nvidia"
+    assert "the distribution's components could not be read, found that gone.example.org does not answer" in result["notes"]
 
 
 def test_digests_are_taken_however_they_are_written():
@@ -277,15 +388,9 @@ def test_a_module_is_loaded_without_a_reboot_only_where_nothing_else_has_the_gpu
     root = recorded({MODULE: ""} if built else {}, **commands)
     found = inventory(loaded, False)
     found["gpus"][0]["kernel_driver"] = holder
-    plan = {
-        **dict.fromkeys(("version", "source", "fabric_manager")),
-        "mode": "kernel",
-        "kernels": [],
-        "packages": [],
-        "set": {},
-    }
-    told = ask(root=root, inventory=found, plan=plan)
+    told = ask(root=root, inventory=found, plan={**_driver_plan.PLAN, "mode": "kernel", "branch": 590})
     assert (codes(told), told["loadable"]) == ([], loadable)
+    assert told["summary"].startswith(f"driver {loaded} is loaded" if loaded else "driver 590 is installed and not loaded yet")
     assert told["reboot_required"] is bool(built or holder == "nouveau")
 
 
@@ -330,15 +435,7 @@ def test_the_module_on_disk_is_found_by_its_file(recorded):
     kernel = "6.12.57+deb13-amd64"
     commands = {"uname": kernel, "modinfo-version": "550.163.01\n", "modinfo-license": "NVIDIA\n"}
     asking = {"inventory": inventory("550.127.05", False), "version": "550.127.05", "reboot": "if_required"}
-    plan = {
-        "mode": "kernel",
-        "source": "runfile",
-        "version": "550.163.01",
-        "packages": [],
-        "kernels": [kernel],
-        "set": {},
-        "fabric_manager": None,
-    }
+    plan = {**_driver_plan.PLAN, "mode": "kernel", "source": "runfile", "version": "550.163.01", "kernels": [kernel]}
     nothing = ask(root=recorded(**commands), **asking, plan=plan)
     assert (codes(nothing), nothing["reboot_required"]) == (["module_missing"], False)
     root = recorded(
