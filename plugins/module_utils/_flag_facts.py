@@ -80,6 +80,7 @@ READ = (
     "speculative_algorithm",
     "speculative_draft_model_path",
     "speculative_eagle_topk",
+    "speculative_ngram_max_bfs_breadth",
     "speculative_num_draft_tokens",
     "speculative_num_steps",
     "speculative_use_rejection_sampling",

@@ -121,6 +121,27 @@ def _speculative_topk_page(facts: Facts) -> t.Iterator[str]:
     yield from _tree_on_pages(facts, ("flashinfer", "fa3", "triton"))
 
 
+_OWN_PAGES = ("cutlass_mla", "flashmla", "trtllm_mha", "trtllm_mla")
+
+
+@rule(
+    "speculative-ngram-page",
+    ERROR,
+    "NGRAM speculation looks at several branches, which within pages only flashinfer does",
+    "0.5.8 server_args.py:2255; 0.5.23 arg_groups/speculative_hook.py:1359",
+)
+def _speculative_ngram_page(facts: Facts) -> t.Iterator[str]:
+    page, backend = facts.number("page_size", 1), facts.word("attention_backend")
+    if facts.algorithm() != "NGRAM" or facts.number("speculative_ngram_max_bfs_breadth", 10) == 1 or page is None:
+        return
+    other = backend is None and any(pair[0] == 9 for pair in facts.capabilities())  # where fa3 is the default
+    if backend in _OWN_PAGES or (page > 1 and (other or backend not in (None, "flashinfer"))):
+        yield (
+            f"args.attention_backend: expected flashinfer, or pages of 1, with NGRAM, found {backend or 'none'} with pages of "
+            f"{'its own' if backend in _OWN_PAGES else text(page)}; write flashinfer"
+        )
+
+
 @rule(
     "speculative-rejection-sampling",
     ERROR,
@@ -445,6 +466,22 @@ def _hybrid_state_default(facts: Facts) -> t.Iterator[str]:
         yield (
             "args.max_mamba_cache_size: expected a number on GPUs below 60 GiB, found none; "
             "the default of 512 does not fit: write max_running_requests"
+        )
+
+
+@rule(
+    "hybrid-strategy-elsewhere",
+    ERROR,
+    "The extra_buffer strategies are for models that keep state",
+    "0.5.21 arg_groups/model_hook.py:953; 0.5.23 arg_groups/model_hook.py:1063",
+    first="0.5.21",
+)
+def _hybrid_strategy_elsewhere(facts: Facts) -> t.Iterator[str]:
+    plain = facts.model is not None and facts.model.known and not facts.hybrid() and not facts.on("disable_radix_cache")
+    if facts.model is not None and plain and _strategy(facts).startswith("extra_buffer"):
+        yield (
+            f"args.mamba_radix_cache_strategy: expected none for {facts.model.architecture}, which keeps no state, "
+            f"found {_strategy(facts)}; leave it out"
         )
 
 

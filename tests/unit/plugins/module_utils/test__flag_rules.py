@@ -83,6 +83,22 @@ CASES = [
     Case("speculative-topk-page", "write page_size: 1", {**TREE, "page_size": 16, "attention_backend": "triton"}, release="0.5.12"),
     Case("speculative-topk-page", None, {**TREE, "page_size": 16, "attention_backend": "fa3"}, release="0.5.12"),
     Case(
+        "speculative-ngram-page",
+        "found trtllm_mha with pages of its own; write flashinfer",
+        {"speculative_algorithm": "NGRAM", "attention_backend": "trtllm_mha"},
+        {"gpus": RTX5090},
+        proof="resolver: ValueError arg_groups/speculative_hook.py:1359",
+    ),
+    Case(
+        "speculative-ngram-page",
+        "found none with pages of 16",
+        {"speculative_algorithm": "NGRAM", "page_size": 16},
+        {"gpus": HOPPER},
+        proof="resolver: the same",
+    ),
+    Case("speculative-ngram-page", None, {"speculative_algorithm": "NGRAM", "page_size": 16, "attention_backend": "flashinfer"}),
+    Case("speculative-ngram-page", None, {"speculative_algorithm": "NGRAM"}, {"gpus": HOPPER}, proof="resolver takes it"),
+    Case(
         "speculative-rejection-sampling",
         "expected speculative_eagle_topk 1, found 4",
         {**TREE, "speculative_use_rejection_sampling": True},
@@ -214,6 +230,14 @@ CASES = [
     Case("hybrid-requests", None, {**MTP, "max_mamba_cache_size": 40, "max_running_requests": 8}, Q27, proof="captured F6"),
     Case("hybrid-state-default", "write max_running_requests", {"disable_radix_cache": True}, {**Q27, "gpus": AMPERE}, "0.5.8"),
     Case("hybrid-state-default", None, {"disable_radix_cache": True, "max_running_requests": 4}, {**Q27, "gpus": AMPERE}, "0.5.8"),
+    Case(
+        "hybrid-strategy-elsewhere",
+        "expected none for Qwen3ForCausalLM, which keeps no state, found extra_buffer",
+        {"mamba_radix_cache_strategy": "extra_buffer"},
+        {"model": QWEN3_8B},
+        proof="resolver: ValueError arg_groups/model_hook.py:1063",
+    ),
+    Case("hybrid-strategy-elsewhere", None, {"mamba_radix_cache_strategy": "extra_buffer"}, Q27, proof="resolver takes it"),
     Case(
         "hybrid-int8-checkpoint",
         "expected off with enable_hierarchical_cache",
@@ -571,6 +595,36 @@ def test_known_bad_combinations_of_the_field_get_the_right_cure(name, case):
 )
 def test_case_b02_a_flag_that_was_renamed_is_told_by_its_name_in_the_release(release, flag, cure):
     assert cure in _flags.unknown_flag(flag_tables.table(release), flag)
+
+
+# Answers of the real resolver of 0.5.23 to flags drawn by lot, on four GPUs made to look like an A6000, H100, B200 and RTX PRO 6000.
+RESOLVED = json.loads((ROOT / "tests/fixtures/flags/resolved-0.5.23.json").read_text())
+MEMORY_MIB = {"8.6": 49140, "9.0": 81559, "10.0": 183359, "12.0": 97887}
+# What the engine finds out only after its flags are resolved: when it checks them once more, or loads.
+LATER = {
+    "block-cache-gpu",
+    "chunk-page",
+    "fa3-gpu",
+    "fp8-cache-triton",
+    "hybrid-blackwell-backend",
+    "hybrid-lazy-overlap",
+    "quantization-gpu",
+    "speculative-draft-model",
+    "speculative-tree-size",
+}
+
+
+def test_rules_refuse_what_the_releases_own_resolver_refuses_and_nothing_else():
+    models = {"q27": QWEN36, "q8": QWEN3_8B, "q30": QWEN3_30B}
+    wrong = []
+    for answer in RESOLVED:
+        hardware = gpus(answer["gpu"], 4, total=MEMORY_MIB[answer["gpu"]])
+        findings = _flag_rules.check("0.5.23", answer["args"], models[answer["model"]], hardware)
+        errors = {finding.rule for finding in findings if finding.severity == "error"}
+        if (not errors) if answer["refused"] else (errors - LATER):
+            wrong.append((answer, errors))
+    assert wrong == []
+    assert sum(answer["refused"] is not None for answer in RESOLVED) == 86
 
 
 REAL = {
