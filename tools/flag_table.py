@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import typing as t
 from pathlib import Path
@@ -22,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "collections"))
 
-from ansible_collections.firstlight.sglang.plugins.module_utils._flags import FlagHistory, compact  # noqa: E402
+from ansible_collections.firstlight.sglang.plugins.module_utils._flags import FlagHistory, compact, release_order  # noqa: E402
 
 OPTIONS = ROOT / "plugins/plugin_utils/data/flags/options.json"
 
@@ -30,14 +29,9 @@ Option = t.Dict[str, t.Any]  # noqa: UP006  # evaluated at run time
 Tables = t.Dict[str, t.List[Option]]  # noqa: UP006
 
 
-def order(release: str) -> tuple[int, ...]:
-    """A key that sorts releases by age: 0.5.9 before 0.5.10 before 0.5.10.post1."""
-    return tuple(int(number) for number in re.findall(r"\d+", release))
-
-
 def collapse(tables: Tables) -> dict[str, t.Any]:
     """What options.json holds, from the complete options of each release. Choices are sets: their order does not count."""
-    releases = sorted(tables, key=order)
+    releases = sorted(tables, key=release_order)
     stretches: list[tuple[str, int, int, Option]] = []  # first spelling, first release, last release, compact form
     for number, release in enumerate(releases):
         for option in tables[release]:

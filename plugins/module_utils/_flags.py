@@ -119,6 +119,11 @@ def compact(option: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     return {key: value for key, value in option.items() if (key in ("flags", "kind") and value != "value") or usual[key] != value}
 
 
+def release_order(release: str) -> tuple[int, ...]:
+    """A key that sorts releases by age: 0.5.9 before 0.5.10 before 0.5.10.post1."""
+    return tuple(int(number) for number in re.findall(r"\d{1,9}", release))
+
+
 def found(value: t.Any) -> str:
     """A value and its type, in words for a message (Ansible hands over subclasses of the plain types)."""
     kinds = (bool, int, float, str, list, dict)
@@ -147,8 +152,9 @@ def unknown_flag(table: FlagTable, name: str) -> str:
 
 def _elsewhere(table: FlagTable, name: str) -> str | None:
     """What to tell about a flag of other releases, or None when no release has it."""
-    if table.history is None:
-        return None
+    if table.history is None:  # the release that is installed, alone
+        told = _flag_renames.INSTEAD.get(name)
+        return f"is no longer a flag of SGLang {table.release}; {instead(table, name)}" if told else None
     order, here = table.history.releases, table.history.releases.index(table.release)
     removed_in, span = table.history.removed_in(name), table.history.spans.get(name)
     if removed_in and (removed_in not in order or order.index(removed_in) <= here):
@@ -172,7 +178,7 @@ def successor(history: FlagHistory, name: str) -> str | None:
 def instead(table: FlagTable, name: str) -> str:
     """What to do about a flag that went away."""
     told = _flag_renames.INSTEAD.get(name)
-    flag = successor(table.history, name) if table.history else None
+    flag = successor(table.history, name) if table.history else told.flag if told else None
     if flag is not None and flag not in table.by_name:
         return "nothing in this release took its place; leave it out"
     if told:

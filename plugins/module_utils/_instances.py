@@ -10,7 +10,7 @@ import posixpath
 import re
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _flags, _systemd
+from ansible_collections.firstlight.sglang.plugins.module_utils import _flag_facts, _flag_rules, _flag_rules_host, _flags, _systemd
 
 PREFIX = "sglang_instance_"
 
@@ -268,14 +268,18 @@ def _check_cuda_home(path: str | None) -> list[str]:
     return [f"sglang_cuda_home: expected an absolute path of letters, digits and . _ + - without a last / or a step up, found {path!r}"]
 
 
-def _check_ranks(raw: t.Mapping[str, t.Any]) -> list[str]:
-    """Fewer GPUs than ranks: the engine would find out after it has loaded (SGLANG: invalid device ordinal)."""
-    args, gpus = _given(raw, "args", {}), _given(raw, "gpus", [])
-    sizes = [args.get("tp_size", args.get("tensor_parallel_size", 1)), args.get("pp_size", args.get("pipeline_parallel_size", 1))]
-    if not gpus or not all(str(size).isdigit() for size in sizes):
-        return []
-    ranks = int(sizes[0]) * int(sizes[1])
-    return [f"gpus: expected {ranks} or more for tp_size x pp_size, found {len(gpus)}"] if ranks > len(gpus) else []
+def _rules(raw: t.Mapping[str, t.Any], release: str, network: t.Mapping[str, t.Any]) -> tuple[dict[str, t.Any], list[str], list[str]]:
+    """The instance's flags with those that follow from its keys, and what the rules about flags refuse and warn of.
+
+    What needs the model or the GPUs is looked at by the plan.
+    """
+    args = {**_given(raw, "args", {}), "port": network["port"], "nccl_port": network["nccl_port"]}
+    if raw.get("api_key_variable"):
+        args["api_key"] = raw["api_key_variable"]
+    gpus = _given(raw, "gpus", [])
+    findings = _flag_rules.check(release, args, gpus=[{}] * len(gpus) if gpus else None, environment=_given(raw, "environment", {}))
+    errors = [finding.message for finding in findings if finding.severity == _flag_facts.ERROR]
+    return args, errors, [finding.message for finding in findings if finding.severity != _flag_facts.ERROR]
 
 
 def _check_device(raw: t.Mapping[str, t.Any], variant: str | None, wrong: t.Collection[str]) -> list[str]:
@@ -295,7 +299,7 @@ def _check_device(raw: t.Mapping[str, t.Any], variant: str | None, wrong: t.Coll
 
 def _check_lists(raw: t.Mapping[str, t.Any], variant: str | None, wrong: t.Collection[str]) -> list[str]:
     """Problems inside lists and free dictionaries: GPUs, environment, questions."""
-    problems = _check_device(raw, variant, wrong) + _check_ranks(raw)
+    problems = _check_device(raw, variant, wrong)
     gpus = _given(raw, "gpus", [])
     if not all(_is_gpu(gpu) for gpu in gpus) or len({str(gpu) for gpu in gpus}) != len(gpus):
         problems.append(f"gpus: expected different indices (PCI bus order) or UUIDs (GPU-..., MIG-...), found {gpus!r}")
@@ -371,6 +375,8 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
         problems += found + _flags.check_extra_args(table, extra, RESERVED)
         flags += extra
         problems += [problem for word in flags if isinstance(word, str) for problem in _unit_text("args", _systemd.quote_word, word)]
+    args, refused, warnings = _rules(raw, _given(raw, "release", settings.release), network)
+    problems += refused
     if problems:
         return None, problems
     key_variable = raw.get("api_key_variable")
@@ -396,6 +402,8 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
         "state_dir": f"{settings.state_dir}/{name}",
         "cache_dir": f"{settings.cache_dir}/{environment['id']}",
         "verify": verify,
+        "args": args,
+        "warnings": [f"{PREFIX}{group}: {text}" for text in warnings],
     }
     instance["argv"] = _argv(instance, flags)
     instance["unit_environment"] = _unit_environment(instance, _given(raw, "environment", {}), settings.cuda_home)
@@ -403,16 +411,17 @@ def resolve_one(group: str, raw: t.Any, settings: Settings, catalogue: Catalogue
 
 
 def _shared(instances: t.Sequence[t.Mapping[str, t.Any]]) -> list[str]:
-    """Problems between instances of one host: the same name, port or GPU twice."""
+    """Problems between instances of one host: the same name or GPU twice, or a port, hidden ones included."""
     problems = []
     owners: dict[tuple[str, str], str] = {}
-    for instance in instances:
-        claims = [("name", instance["name"]), ("port", str(instance["port"])), ("port", str(instance["nccl_port"]))]
-        claims += [("GPU", str(gpu)) for gpu in instance["gpus"]]
-        for what, value in claims:
+    for number, instance in enumerate(instances):
+        variable = f"{PREFIX}{instance['group']}"
+        for what, value in [("name", instance["name"]), *(("GPU", str(gpu)) for gpu in instance["gpus"])]:
             if (what, value) in owners:
-                problems.append(f"{PREFIX}{instance['group']}: {what} {value} is already taken by {PREFIX}{owners[what, value]}")
+                problems.append(f"{variable}: {what} {value} is already taken by {PREFIX}{owners[what, value]}")
             owners.setdefault((what, value), instance["group"])
+        others = [{"name": f"{PREFIX}{other['group']}", "args": other["args"]} for other in instances[:number]]
+        problems += [f"{variable}: {text}" for text in _flag_rules_host.conflicts(instance["args"], others)]
     return problems
 
 

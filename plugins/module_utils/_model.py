@@ -55,10 +55,14 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Vision:
-    """The vision tower as the default fraction of memory looks at it: layers is what SGLang reads (its own default of 24 where absent)."""
+    """The vision tower as the default fraction of memory looks at it: layers is what SGLang reads (its own default of 24 where absent).
+
+    heads: those of its attention, which tensor parallel ranks must divide; None where config.json does not say.
+    """
 
     layers: int
     hidden_size: int
+    heads: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

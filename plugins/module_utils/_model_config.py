@@ -206,4 +206,5 @@ def read(
 
 def _vision(vision: Fields, architecture: Architecture) -> Vision:
     hidden = vision.whole(("hidden_size", architecture.vision_hidden, "width"), 1024)
-    return Vision(vision.whole(("num_hidden_layers", "vt_num_hidden_layers"), VISION_LAYERS_DEFAULT, high=4096), hidden)
+    heads = vision.whole(("num_heads", "num_attention_heads", "vt_num_attention_heads"), 0)
+    return Vision(vision.whole(("num_hidden_layers", "vt_num_hidden_layers"), VISION_LAYERS_DEFAULT, high=4096), hidden, heads or None)

@@ -113,7 +113,7 @@ def test_the_plan_takes_a_model_that_is_not_pinned_with_its_configuration():
         ({"port": True}, "port: expected a whole number, found True (bool)"),
         ({"port": 80}, "port: expected 1024 to 65535"),
         ({"port": 70000}, "port: expected 1024 to 65535"),
-        ({"port": 30000, "nccl_port": 30000}, "port 30000 is already taken"),
+        ({"port": 30000, "nccl_port": 30000}, "nccl_port: expected another port than the HTTP port, found 30000"),
         ({"host": "0.0.0.0"}, "reachable from the network and there is no key"),
         ({"host": "example"}, "reachable from the network and there is no key"),
         ({"release": "0.4.0"}, "there is no lock for SGLang 0.4.0 (cuda); there are locks for 0.5.23-cpu, 0.5.23-cuda"),
@@ -122,7 +122,7 @@ def test_the_plan_takes_a_model_that_is_not_pinned_with_its_configuration():
         ({"name": "models"}, "would share /var/lib/sglang/models"),
         ({"gpus": [-1]}, "expected different indices"),
         ({"gpus": ["x y"]}, "expected different indices"),
-        ({"args": {"tp_size": 2}}, "gpus: expected 2 or more for tp_size x pp_size, found 1"),
+        ({"args": {"tp_size": 2}}, "gpus: expected 2 or more for tp_size x pp_size, and dp_size without attention-DP, found 1"),
         ({"host": ""}, "host: expected an IP address"),
         ({"host": "127.0.0.1 "}, "host: expected an IP address"),
         ({"host": "[::1]"}, "without brackets"),
@@ -190,12 +190,50 @@ def test_a_host_in_two_model_groups_serves_both():
     assert instances[0]["environment"] == instances[1]["environment"]
 
 
+def test_what_rules_refuse_is_told_with_all_other_mistakes():
+    args = {"speculative_algorithm": "NEXTN", "speculative_eagle_topk": 1, "tp_sise": 2, "mem_fraction_static": 1.5}
+    found = resolve(a={"model": MODEL, "gpus": [0], "args": args, "served_model_name": "a:b"})[1]
+    assert [problem.partition(": expected")[0].partition(": is not")[0] for problem in found] == [
+        "sglang_instance_a: served_model_name",
+        "sglang_instance_a: args.tp_sise",
+        "sglang_instance_a: args.speculative_eagle_topk",
+        "sglang_instance_a: args.mem_fraction_static",
+    ]
+
+
+def test_what_rules_warn_of_stands_in_the_instance():
+    instances, found = resolve(a={"model": MODEL, "gpus": [0], "args": {"mem_fraction_static": 0.99}})
+    assert found == []
+    assert instances[0]["args"] == {"mem_fraction_static": 0.99, "port": 30000, "nccl_port": 29000}
+    assert len(instances[0]["warnings"]) == 1
+    assert instances[0]["warnings"][0].startswith("sglang_instance_a: args.mem_fraction_static: expected 0.97 or less, found 0.99; ")
+
+
+def test_an_api_key_counts_among_the_flags_but_is_not_one():
+    key = {"api_key_variable": "vault_key"}
+    instances, found = resolve(a={"model": MODEL, "gpus": [0], **key})
+    assert (instances[0]["args"]["api_key"], found) == ("vault_key", [])
+    assert "vault_key" not in instances[0]["argv"]
+    found = resolve(a={"model": MODEL, "gpus": [0], "args": {"tokenizer_worker_num": 2}, **key})[1]
+    assert len(found) == 1
+    assert "args.tokenizer_worker_num: expected 1 with an API key" in found[0]
+
+
+def test_hidden_ports_of_two_instances_are_different():
+    hidden = {"model": MODEL, "gpus": [0, 1], "port": 29768, "nccl_port": 28000, "args": {"tp_size": 2, "attn_dp_size": 2}}
+    found = resolve(a=hidden, b={"model": MODEL, "gpus": [2], "port": 30001, "nccl_port": 27000})[1]
+    assert found == [
+        "sglang_instance_b: port: expected a port of its own, found 30001, which is a socket of attention-DP of sglang_instance_a; "
+        "set another"
+    ]
+
+
 def test_what_two_instances_may_not_share():
     found = resolve(a={"model": MODEL, "gpus": [0, 1], "name": "x"}, b={"model": MODEL, "gpus": [1], "name": "x", "nccl_port": 31000})[1]
     assert found == [
         "sglang_instance_b: name x is already taken by sglang_instance_a",
-        "sglang_instance_b: port 30000 is already taken by sglang_instance_a",
         "sglang_instance_b: GPU 1 is already taken by sglang_instance_a",
+        "sglang_instance_b: port: expected a port of its own, found 30000, which is port of sglang_instance_a; set another",
     ]
 
 
