@@ -14,7 +14,14 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _model_weights, _plan_defaults, _plan_pools
+from ansible_collections.firstlight.sglang.plugins.module_utils import (
+    _flag_facts,
+    _flag_rules,
+    _model,
+    _model_weights,
+    _plan_defaults,
+    _plan_pools,
+)
 from ansible_collections.firstlight.sglang.plugins.module_utils._plan_pools import GIB
 
 # GiB between what nvidia-smi calls the card's memory and what the engine finds free before it loads: driver's own part, CUDA context,
@@ -101,7 +108,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one set of flags gives. problems: why it would not start, as (what, cure). warnings: what to know of it."""
+    """What one set of flags gives. problems: why it would not start, and what to do. warnings: what to know of it."""
 
     resolved: _plan_defaults.Resolved
     weights: Weights
@@ -113,7 +120,7 @@ class Outcome:
     activations_gib: float
     draft_kv_gib: float
     table_gib: float
-    problems: tuple[tuple[str, str], ...]
+    problems: tuple[str, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -198,40 +205,12 @@ def _card(gpus: tuple[Gpu, ...], args: t.Mapping[str, t.Any]) -> _plan_defaults.
     return _plan_defaults.Card(smallest.memory_total_mib, smallest.compute_capability)
 
 
-def _shape_problems(request: Request, resolved: _plan_defaults.Resolved) -> list[tuple[str, str]]:
-    """What the engine finds out only when it builds the model: ranks against heads and GPUs."""
-    model, tp = request.model, resolved.attention_tp
-    ranks = resolved.tp_size * resolved.pp_size * (1 if resolved.attention_dp else resolved.dp_size)
-    problems = []
-    if ranks > len(request.gpus):
-        problems.append((f"tp_size x pp_size x dp_size is {ranks}, there are {len(request.gpus)} GPUs", "lower tp_size, or give more GPUs"))
-    if model.num_attention_heads % tp:
-        fits = [size for size in (1, 2, 4, 8, 16) if model.num_attention_heads % size == 0]
-        problems.append(
-            (f"tp_size {tp} does not divide the {model.num_attention_heads} attention heads", f"tp_size {' or '.join(map(str, fits))}")
-        )
-    for attention in model.attentions:
-        if attention.kv_heads and attention.kv_heads % tp and tp % attention.kv_heads:
-            problems.append((f"tp_size {tp} and {attention.kv_heads} KV heads: neither divides the other", "a power of two"))
-    if model.state is not None and model.state.heads % tp:
-        problems.append((f"tp_size {tp} does not divide the {model.state.heads} heads of the recurrent layers", "a power of two"))
-    spec = resolved.speculation
-    if spec is not None and spec.algorithm in ("EAGLE", "EAGLE3") and not spec.draft_path and not model.draft_layers and model.known:
-        problems.append(
-            (
-                f"{request.args.get('speculative_algorithm')} needs a draft, and {model.architecture} has no layers for it",
-                "name one with speculative_draft_model_path, or leave speculative_algorithm out",
-            )
-        )
-    longer = str(request.environment.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "")).lower() in ("1", "true")
-    if resolved.context_length > model.context_length and not longer:
-        problems.append(
-            (
-                f"context_length {resolved.context_length} is more than the model's {model.context_length}",
-                f"context_length {model.context_length} or less (or SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1, at the cost of quality)",
-            )
-        )
-    return problems
+def _found(request: Request, args: t.Mapping[str, t.Any]) -> tuple[list[str], list[str]]:
+    """(what the rules refuse, what they warn of): flags against each other, the model and the GPUs."""
+    gpus = [dataclasses.asdict(gpu) for gpu in request.gpus]
+    found = _flag_rules.check(request.release, args, request.model, None if on_cpu(args) else gpus, environment=request.environment)
+    refused = [finding.message for finding in found if finding.severity == _flag_facts.ERROR]
+    return refused, [finding.message for finding in found if finding.severity != _flag_facts.ERROR]
 
 
 def _memory(
@@ -279,7 +258,9 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
         weights = weights._replace(draft_gib=0.0, draft_returned_gib=0.0)
     baseline, free, overhead = _memory(request, args, resolved, weights, level)
     pools = _plan_pools.size(request.model, resolved, baseline, free, args.get("mm_feature_transport"))
-    problems = _shape_problems(request, resolved) + ([pools.problem] if pools.problem else [])
+    problems, warnings = _found(request, args)
+    if pools.problem is not None:
+        problems.append("; ".join(pools.problem))
     late = 0.0 if _plan_defaults.since(request.release, "0.5.14") else weights.draft_gib  # loaded after the pools
     result = Outcome(
         resolved=resolved,
@@ -295,18 +276,14 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
         problems=(),
         warnings=(),
     )
-    warnings = []
     if not request.model.draft_layers and weights.draft_gib and request.given.draft_weights_gib is None:
         warnings.append("the draft is counted as one layer of the model, since its own configuration is not known; give draft_weights_gib")
     if not problems:
         left = result.free_after_start_gib
         if left < 0:
             problems.append(
-                (
-                    f"graphs, draft and tables need {-left:.1f} GiB more than mem_fraction_static "
-                    f"{resolved.mem_fraction_static:.3f} leaves",
-                    "lower mem_fraction_static, cuda_graph_max_bs_decode or chunked_prefill_size",
-                )
+                f"graphs, draft and tables need {-left:.1f} GiB more than mem_fraction_static {resolved.mem_fraction_static:.3f} "
+                "leaves; lower mem_fraction_static, cuda_graph_max_bs_decode or chunked_prefill_size"
             )
         elif left < result.activations_gib:
             warnings.append(

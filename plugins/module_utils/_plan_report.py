@@ -178,7 +178,7 @@ def _verdict(result: _plan.Outcome, meets: bool | None, others: t.Sequence[_plan
 
 
 def _reasons(request: _plan.Request, result: _plan.Outcome, meets: bool | None) -> list[str]:
-    reasons = [f"{what}; {cure}" for what, cure in result.problems]
+    reasons = list(result.problems)
     if result.starts and meets is False:
         want = request.want
         context = min(result.resolved.context_length, result.pools.max_total_num_tokens)

@@ -148,8 +148,8 @@ def test_more_than_the_card_holds_does_not_fit_and_says_how_many_would():
 
 def test_ranks_that_the_model_does_not_divide_into_are_told():
     reasons = report({"tp_size": 5}, gpus=A6000)["reasons"]
-    assert reasons[0] == "tp_size x pp_size x dp_size is 5, there are 2 GPUs; lower tp_size, or give more GPUs"
-    assert reasons[1] == "tp_size 5 does not divide the 24 attention heads; tp_size 1 or 2 or 4 or 8"
+    assert reasons[0].startswith("gpus: expected 5 or more for tp_size x pp_size, ")
+    assert reasons[1] == "args.tp_size: expected a divisor of the model's 24 attention heads, found 5; write one of 1, 2, 4, 8"
 
 
 def test_the_better_flags_of_ct129_are_found():
@@ -172,7 +172,7 @@ def test_alternatives_are_told_the_cheapest_first():
 
 def test_a_context_beyond_the_models_needs_to_be_allowed():
     args = {**CT129, "context_length": 300000}
-    assert "context_length 300000 is more than the model's 262144" in report(args)["reasons"][0]
+    assert "expected 262144 (the model's) or less, found 300000" in report(args)["reasons"][0]
     assert report(args, environment=LONGER)["verdict"] == "fits"
 
 
@@ -180,7 +180,7 @@ def test_speculation_without_a_draft_is_told():
     dense = MODELS["q8"]
     alone = report({"speculative_algorithm": "EAGLE"}, model=dense)
     assert alone["verdict"] == "fits_with_changes"
-    assert alone["reasons"][0].startswith("EAGLE needs a draft, and Qwen3ForCausalLM has no layers for it; name one")
+    assert "Qwen3ForCausalLM brings no draft layers that EAGLE could use" in alone["reasons"][0]
     named = report({"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "x/eagle3"}, model=dense)
     assert named["verdict"] == "fits"
     assert "counted as one layer" in named["warnings"][0]
