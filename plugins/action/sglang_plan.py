@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import datetime
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.firstlight.sglang.plugins.module_utils import _plan_answer, _plan_page, _plan_text
+from ansible_collections.firstlight.sglang.plugins.module_utils import _plan_answer, _plan_page, _plan_record, _plan_text
 from ansible_collections.firstlight.sglang.plugins.module_utils._plan_question import GIVEN, WANT
 from ansible_collections.firstlight.sglang.plugins.module_utils._status import InputError, check_instances
 from ansible_collections.firstlight.sglang.plugins.plugin_utils import plan_instances, plan_model
@@ -42,31 +43,34 @@ class ActionModule(ActionBase):
                 "path": {"type": "path", "default": "reports"},
                 "formats": {"type": "list", "elements": "str", "choices": formats, "default": formats},
                 "show": {"type": "bool", "default": True},
+                "override": {"type": "list", "elements": "str", "default": []},
+                "required": {"type": "bool", "default": True},
+                "record_path": {"type": "path", "default": "/var/lib/firstlight/plans.json"},
             }
         )
         try:
             check_instances(args["instances"], KEYS)
         except InputError as error:
             raise AnsibleActionFail(str(error)) from error
-        plans, problems = {}, []
-        for instance in args["instances"]:
-            if plan_instances.on_cpu(instance):
-                continue
-            question, wrong = plan_instances.ask(
-                instance, args["gpus"], args["want"] or {}, args["given"] or {}, lambda one: self._model(one, task_vars)
-            )
-            plan = None
-            if question is not None:
-                plan, wrong = _plan_answer.answer(question)
+        planned = [one for one in args["instances"] if not (plan_instances.on_cpu(one) and isinstance(args["gpus"], str))]
+        record, problems = self._record(args["record_path"], task_vars) if planned else ({}, [])
+        plans: dict[str, dict[str, t.Any]] = {}
+        for instance in planned:
+            plan, wrong = self._plan(instance, args, record, task_vars)
             if plan is not None:
                 plans[instance["name"]] = plan
             problems += [f"{instance['name']}: {problem}" for problem in wrong]
+        refusals = {name: words for name, plan in plans.items() if (words := _plan_record.refusal(plan))}
         host = str(task_vars.get("inventory_hostname", ""))
         result.update(
             changed=False,
             plans=plans,
             verdicts={name: plan["verdict"] for name, plan in plans.items()},
-            passed_over=[one["name"] for one in args["instances"] if plan_instances.on_cpu(one)],
+            passed_over=[one["name"] for one in args["instances"] if one not in planned],
+            refused=[f"{name}: {words}" for name, words in refusals.items() if name not in args["override"]],
+            overridden=[f"{name}: {words}" for name, words in refusals.items() if name in args["override"]],
+            unplanned=problems,
+            record=record,
             files=[] if self._task.check_mode else self._write(Path(args["path"]), host, plans, args["formats"]),
         )
         for name, plan in plans.items() if args["show"] else ():
@@ -75,6 +79,30 @@ class ActionModule(ActionBase):
             del result["plans"]  # a failed task shows its whole result
             result.update(failed=True, msg="\n".join([f"{len(problems)} reasons why there is no plan:", *(f"- {one}" for one in problems)]))
         return result
+
+    def _plan(
+        self, instance: t.Mapping[str, t.Any], args: t.Mapping[str, t.Any], record: t.Mapping[str, t.Any], task_vars: dict[str, t.Any]
+    ) -> tuple[dict[str, t.Any] | None, list[str]]:
+        """The plan of one instance; with the numbers of an earlier start of the same, unless others are given."""
+        given = {key: value for key, value in (args["given"] or {}).items() if value is not None}
+        question, wrong = plan_instances.ask(instance, args["gpus"], args["want"] or {}, given, lambda one: self._model(one, task_vars))
+        if question is None:
+            return None, wrong
+        plan, wrong = _plan_answer.answer(question)
+        measured = _plan_record.given(record, plan) if plan is not None and not given else None
+        if measured is None:
+            return plan, wrong
+        note = "memory as it was measured at an earlier start of the same"
+        known = {**question.given, **measured}
+        return _plan_answer.answer(dataclasses.replace(question, given=known, notes=(*question.notes, note)))
+
+    def _record(self, path: str, task_vars: dict[str, t.Any]) -> tuple[dict[str, t.Any], list[str]]:
+        """What the host remembers of earlier starts, and what is wrong with its file."""
+        text = self._slurp(path, task_vars)
+        try:
+            return ({} if text is None else _plan_record.read(text.decode("utf-8"))), []
+        except ValueError as error:
+            return {}, [f"{path}: expected the record of earlier plans, found: {error}; remove the file"]
 
     def _model(self, instance: t.Mapping[str, t.Any], task_vars: dict[str, t.Any]) -> plan_model.Found:
         """The fields of a model's configuration: of the instance itself, of the checkpoint on the host, or of the Hub."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from ansible_collections.firstlight.sglang.plugins.module_utils import _plan_record
 from ansible_collections.firstlight.sglang.plugins.module_utils._report import (
     Controller,
     build_report,
@@ -21,6 +22,8 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._report import (
     facts_table,
     failure_of,
     network_address,
+    plan_entry,
+    plan_table,
 )
 from ansible_collections.firstlight.sglang.plugins.module_utils._status import InputError, check_instances
 from ansible_collections.firstlight.sglang.plugins.plugin_utils.report import write
@@ -34,7 +37,9 @@ def render(template: str, report: dict[str, t.Any]) -> str:
     environment = Environment(  # noqa: S701  (Markdown, not HTML)
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
-    return environment.from_string(template).render(report=report, facts_table=facts_table, checks_table=checks_table)
+    return environment.from_string(template).render(
+        report=report, facts_table=facts_table, checks_table=checks_table, plan_table=plan_table
+    )
 
 
 def resolves(name: str) -> bool:
@@ -60,6 +65,9 @@ class ActionModule(ActionBase):
                 "questions": {"type": "list", "elements": "dict", "default": []},
                 "directory": {"type": "path", "default": "reports"},
                 "template": {"type": "str", "default": "report.md.j2"},
+                "plans": {"type": "dict", "default": {}},
+                "plans_overridden": {"type": "list", "elements": "str", "default": []},
+                "plan_record": {"type": "dict", "default": {}},
             }
         )
         try:
@@ -76,6 +84,7 @@ class ActionModule(ActionBase):
         probes = {found["name"]: found for found in probe.get("instances") or []}
         result.update({"changed": False, "files": [], "verdicts": {}})
         controller = self._controller(task_vars or {})
+        starts: dict[str, dict[str, t.Any]] = {}
         for instance in args["instances"]:
             questions = (instance.get("verify") or {}).get("questions") or args["questions"]
             report = build_report(
@@ -86,8 +95,11 @@ class ActionModule(ActionBase):
                 prompt=str(questions[0]["prompt"]) if questions else "Hello.",
                 failure=failure.words,
                 controller=controller,
+                plan=args["plans"].get(instance["name"]),
+                plan_overridden=instance["name"] in args["plans_overridden"],
                 now=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
             )
+            starts.update(plan_entry(args["plans"].get(instance["name"]), looks.get(instance["name"]) or {}, instance["name"]))
             text = render(template, report)
             result["verdicts"][instance["name"]] = report["verdict"]
             if not self._task.check_mode:
@@ -97,6 +109,8 @@ class ActionModule(ActionBase):
                 text += f"\nThis report: {place / 'report.md'}\n"
             if report["verdict"] == "verified":  # of a failure the message says enough
                 display.display(text)  # in one call, so that the reports of several hosts do not mix
+        result["plan_record"] = _plan_record.united(args["plan_record"], starts)
+        result["plan_record_changed"] = bool(starts) and result["plan_record"] != args["plan_record"]
         if "failed" in result["verdicts"].values() and not failure.told:
             result["failed"] = True
             places = [f"report: {path}" for path in result["files"] if path.endswith(".md")]

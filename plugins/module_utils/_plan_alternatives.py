@@ -37,6 +37,11 @@ class Alternative:
     meets_want: bool | None
 
     @property
+    def reached(self) -> bool:
+        """Whether it gives what was asked for; where nothing was, whether it starts."""
+        return self.outcome.starts if self.meets_want is None else self.meets_want
+
+    @property
     def args(self) -> dict[str, t.Any]:
         """All flags that change; null takes one away."""
         return {key: value for change in self.changes for key, value in change.args.items()}
@@ -218,7 +223,7 @@ def _reaching(request: _plan.Request, changes: list[Change]) -> list[Alternative
         for second in changes[index + 1 :]:
             if _together((first,), second):
                 tried = _try(request, _raise_fraction(request, (first, second)))
-                if tried.meets_want:
+                if tried.reached:
                     found.append(tried)
     if found:
         return found
@@ -228,11 +233,11 @@ def _reaching(request: _plan.Request, changes: list[Change]) -> list[Alternative
             continue
         chosen = (*chosen, change)
         tried = _try(request, _raise_fraction(request, chosen))
-        if tried.meets_want:
+        if tried.reached:
             for spare in chosen[:-1]:
                 thinner = tuple(c for c in chosen if c is not spare)
                 again = _try(request, _raise_fraction(request, thinner))
-                if again.meets_want:
+                if again.reached:
                     chosen, tried = thinner, again
             return [tried]
     return []
@@ -249,7 +254,8 @@ def alternatives(request: _plan.Request, base: _plan.Outcome) -> list[Alternativ
     """What helps, the best first: what reaches the goal at the lowest price, then by what it gives."""
     changes = singles(request, base)
     tried = [_try(request, (change,)) for change in changes]
-    if base.meets(request.want) is False and not any(one.meets_want and one.price[0] < 3 for one in tried):
+    short = base.meets(request.want) is False or not base.starts
+    if short and not any(one.reached and one.price[0] < 3 for one in tried):
         tried += _reaching(request, changes)
     elif request.want == _plan.Want() and base.starts:
         both = tuple(change for change in changes if change.name in ("fraction", "state_slots"))

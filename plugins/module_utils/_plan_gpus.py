@@ -292,3 +292,12 @@ def by_inventory(result: t.Any, indices: t.Sequence[int | str] | None = None) ->
     if not gpus and not problems:
         problems.append("expected at least one GPU that can be used, found none" + "".join(f"; {note}" for note in notes))
     return Gpus((), (), tuple(problems)) if problems else Gpus(tuple(gpus), tuple(notes))
+
+
+def host_memory(result: t.Any) -> Gpus:
+    """The memory of a host, from the result of gpu_info, in the place of a GPU's: for an engine that runs on a CPU."""
+    inventory = result if isinstance(result, t.Mapping) else {}
+    total, free = _whole(inventory.get("memory_total_mib"), 256), _whole(inventory.get("memory_available_mib"))
+    if total is None:
+        return Gpus(problems=("expected memory_total_mib in the result of gpu_info, found none",))
+    return Gpus((Gpu(0, "the host's memory", total, None, max(0, total - free) if free is not None else 0),))

@@ -284,7 +284,7 @@ def size(model: _model.Model, resolved: Resolved, baseline_gib: float, free_afte
     needed = 1 - free_after_load_gib / baseline_gib if baseline_gib > 0 else 1.0
     too_little = (
         f"the weights leave nothing of mem_fraction_static {resolved.mem_fraction_static:.3f}",
-        f"a fraction above {min(needed + 0.001, 1):.3f}, smaller weights (quantised), or more GPUs (tp_size)",
+        (f"a fraction above {needed + 0.001:.3f}, " if needed < 0.98 else "") + "smaller weights (quantised), or more GPUs (tp_size)",
     )
     if rest_gib <= 0:
         return dataclasses.replace(empty, problem=too_little)

@@ -1,7 +1,7 @@
 # Copyright: Firstlight contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # PRIVATE to the collection.
-"""The plan against what the engine's log says of the start, and the memory of it: the next plan of the same uses what was measured."""
+"""What a plan is to a deployment: whether it is begun at all, how the plan compares with the start, and what the next plan learns of it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,23 @@ class Difference(t.NamedTuple):
     def relative(self) -> float | None:
         """How far the plan is from what came, as a share of it; None where nothing came."""
         return None if not self.real else self.planned / self.real - 1
+
+
+def refusal(plan: t.Mapping[str, t.Any]) -> str | None:
+    """Why a deployment is not begun with this plan, and the way out; None where it is.
+
+    Not refused: a model without a reader of its own, and what starts with the most favourable of the overheads that are not known.
+    """
+    if plan["verdict"] == "fits" or not plan["model"]["known"]:
+        return None
+    if not plan["max_total_num_tokens"] and plan["interval"]["max_total_num_tokens"][1]:
+        return None
+    words = f"does not fit: {'; '.join(plan['reasons'])}"
+    helps = [one for one in plan["alternatives"] if one["gpus"] is None and one["verdict"] == "fits"]
+    if helps:
+        args = json.dumps(helps[0]["args"], sort_keys=True)
+        words += f"; what would do: {helps[0]['what']} (args {args})"
+    return words
 
 
 def key(plan: t.Mapping[str, t.Any]) -> str:
@@ -112,11 +129,13 @@ def entry(plan: t.Mapping[str, t.Any], numbers: t.Mapping[str, t.Any], instance:
 
 
 def united(record: t.Mapping[str, t.Any], entries: t.Mapping[str, t.Mapping[str, t.Any]]) -> dict[str, t.Any]:
-    """The host's record with new entries; what is the newest comes last, and the oldest go."""
-    plans = {name: value for name, value in (record.get("plans") or {}).items() if name not in entries or value == entries[name]}
-    plans.update({name: dict(value) for name, value in entries.items() if name not in plans})
-    names = list(plans)[-MOST_RECORDS:]
-    return {"schema_version": 1, "plans": {name: plans[name] for name in names}}
+    """The host's record with new entries; what is the newest comes last, and the oldest go. A start that is in it stays as it is."""
+    plans = dict(record.get("plans") or {})
+    for name, value in entries.items():
+        if (plans.get(name) or {}).get("start") != value["start"]:
+            plans.pop(name, None)
+            plans[name] = dict(value)
+    return {"schema_version": 1, "plans": dict(list(plans.items())[-MOST_RECORDS:])}
 
 
 def read(text: str) -> dict[str, t.Any]:

@@ -12,6 +12,7 @@ import re
 import shlex
 import typing as t
 
+from ansible_collections.firstlight.sglang.plugins.module_utils import _plan_record
 from ansible_collections.firstlight.sglang.plugins.module_utils._diagnosis import HARMLESS_WORDS
 
 SCHEMA_VERSION = 1
@@ -184,8 +185,13 @@ def build_report(
     failure: str,
     controller: Controller,
     now: str,
+    plan: t.Mapping[str, t.Any] | None = None,
+    plan_overridden: bool = False,
 ) -> dict[str, t.Any]:
-    """The whole report. look and probe are None when it did not come to them; failure is why, in words."""
+    """The whole report. look and probe are None when it did not come to them; failure is why, in words.
+
+    plan: what was planned, None where nothing was; plan_overridden: it does not fit, and was started all the same.
+    """
     seen = look or {}
     asked = probe or {}
     server = asked.get("server") or {}
@@ -232,6 +238,7 @@ def build_report(
         "memory": {
             name: numbers[name] for name in ("weights", "kv_caches", "state_cache", "graphs", "available_memory_gib") if name in numbers
         },
+        "plan": None if plan is None else _compared(plan, numbers, plan_overridden),
         "seconds": {
             "time_to_ready": seen.get("time_to_ready_seconds"),
             "warm_up": asked.get("warm_up_seconds"),
@@ -252,6 +259,26 @@ def build_report(
         "talk": [talk_line(instance, prompt, controller)],
         "tunnel": tunnel_line(instance, controller),
     }
+
+
+def _compared(plan: t.Mapping[str, t.Any], numbers: t.Mapping[str, t.Any], overridden: bool) -> dict[str, t.Any]:
+    """The plan beside what came."""
+    found = _plan_record.differences(plan, numbers)
+    return {
+        "verdict": plan["verdict"],
+        "overridden": overridden,
+        "numbers": [{"what": one.what, "planned": one.planned, "real": one.real, "unit": one.unit} for one in found],
+        "fault": _plan_record.fault(plan, found),
+    }
+
+
+def plan_entry(plan: t.Mapping[str, t.Any] | None, look: t.Mapping[str, t.Any], name: str) -> dict[str, dict[str, t.Any]]:
+    """What the host's record is to keep of this start, by its key; empty when nothing was planned, or the log says too little."""
+    if plan is None:
+        return {}
+    start = str((look.get("unit") or {}).get("invocation_id") or "")
+    found = _plan_record.entry(plan, look.get("numbers") or {}, name, start)
+    return {} if found is None else {_plan_record.key(plan): found}
 
 
 # --- for the template ---
@@ -306,6 +333,15 @@ def facts_table(report: t.Mapping[str, t.Any]) -> str:
         ("unit", f"{report['unit']['name']} ({report['unit']['phase'] or 'not looked at'})"),
     ]
     return table(("what", "value"), [row for row in rows if row[1] not in (None, "")])
+
+
+def plan_table(report: t.Mapping[str, t.Any]) -> str:
+    """Plan and reality, number by number."""
+    rows = []
+    for one in report["plan"]["numbers"]:
+        off = "-" if not one["real"] else f"{(one['planned'] / one['real'] - 1) * 100:+.1f} %"
+        rows.append((one["what"], f"{one['planned']:g}", f"{one['real']:g}", one["unit"], off))
+    return table(("number", "planned", "came", "in", "plan is off by"), rows)
 
 
 def checks_table(report: t.Mapping[str, t.Any]) -> str:

@@ -31,14 +31,15 @@ attributes:
 options:
   instances:
     description:
-      - Resolved instances, as the lookup P(firstlight.sglang.instances#lookup) returns them. One that runs on a CPU is passed over.
+      - Resolved instances, as the lookup P(firstlight.sglang.instances#lookup) returns them.
     type: list
     elements: dict
     required: true
   gpus:
     description:
       - The result of M(firstlight.sglang.gpu_info) on the host, of which the instance's GPUs are taken with what other processes hold of
-        them. What a running SGLang holds is not counted, because it would be started anew.
+        them. What a running SGLang holds is not counted, because it would be started anew. Of an instance that runs on a CPU the memory
+        of the host takes the place of a GPU's.
       - Or names, such as V(2x rtx-a6000), for a host that is not there yet.
     type: raw
     required: true
@@ -85,6 +86,21 @@ options:
     description: Whether to print the picture of each instance.
     type: bool
     default: true
+  override:
+    description: Names of instances that are to be started although their plan does not fit.
+    type: list
+    elements: str
+    default: []
+  required:
+    description: Whether an instance that cannot be planned is a failure. Otherwise RV(unplanned) says why there is no plan.
+    type: bool
+    default: true
+  record_path:
+    description:
+      - Where the host remembers earlier starts. The numbers that a start of the same model, release, GPUs and flags logged take the place
+        of predicted ones, unless O(given) has some.
+    type: path
+    default: /var/lib/firstlight/plans.json
 author:
   - Firstlight maintainers (@firstlight)
 """
@@ -126,10 +142,31 @@ verdicts:
   type: dict
   sample: {qwen3-6-27b: fits}
 passed_over:
-  description: Instances that run on a CPU.
+  description: Instances that run on a CPU, where O(gpus) are names, which say nothing of a host's memory.
   returned: always
   type: list
   elements: str
+refused:
+  description:
+    - Instances whose plan does not fit, each with the reason and what would do. Not among them are a model without formulas of its own, and
+      what starts when the overheads that are not known are the smallest.
+  returned: always
+  type: list
+  elements: str
+overridden:
+  description: The same of instances that O(override) names.
+  returned: always
+  type: list
+  elements: str
+unplanned:
+  description: Why an instance has no plan.
+  returned: always
+  type: list
+  elements: str
+record:
+  description: What the host remembers of earlier starts, by a digest of model, release, GPUs and flags.
+  returned: always
+  type: dict
 files:
   description: The files that were written.
   returned: always

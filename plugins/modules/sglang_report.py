@@ -48,6 +48,19 @@ options:
     description: Where the reports go. A relative path begins at the directory in which Ansible was started.
     type: path
     default: reports
+  plans:
+    description: Plans by instance, as M(firstlight.sglang.sglang_plan) returns them. The report sets them beside what came.
+    type: dict
+    default: {}
+  plans_overridden:
+    description: Names of instances that were started although their plan does not fit.
+    type: list
+    elements: str
+    default: []
+  plan_record:
+    description: What the host remembers of earlier starts, as M(firstlight.sglang.sglang_plan) returns it.
+    type: dict
+    default: {}
   template:
     description: Template of the Markdown, found as C(template) tasks find theirs.
     type: str
@@ -67,6 +80,14 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+plan_record:
+  description: What the host should remember now, with this start.
+  returned: always
+  type: dict
+plan_record_changed:
+  description: Whether that differs from O(plan_record).
+  returned: always
+  type: bool
 files:
   description: The files that were written.
   returned: always

@@ -90,13 +90,37 @@ def test_the_next_plan_of_the_same_takes_the_measured_numbers(numbers):
 def test_what_is_known_already_changes_nothing(numbers):
     entry = _plan_record.entry(plan(), numbers, "demo", "4711")
     record = _plan_record.united({}, {"a": entry, "b": entry})
-    assert _plan_record.united(record, {"a": entry}) == record
+    assert _plan_record.united(record, {"a": {**entry, "planned": {}}}) == record  # a later plan of the same start knows better
     assert list(_plan_record.united(record, {"a": {**entry, "start": "4712"}})["plans"]) == ["b", "a"]
 
 
 def test_the_oldest_records_go():
-    record = _plan_record.united({}, {str(number): {"measured": {}} for number in range(60)})
+    record = _plan_record.united({}, {str(number): {"start": "a"} for number in range(60)})
     assert list(record["plans"]) == [str(number) for number in range(10, 60)]
+
+
+def refused(**changes):
+    return _plan_record.refusal({**plan(), **changes})
+
+
+def test_what_fits_is_begun():
+    assert refused() is None
+
+
+def test_what_does_not_fit_is_refused_with_what_would_do():
+    gpus = (_plan.Gpu(0, "NVIDIA RTX 4090", 24564, "8.9"),)
+    request = _plan.Request(measured_models()["q27rank"], "0.5.23", gpus, {})
+    found = _plan_report.report(request, "x/rank", "directory", "config", 1, None)
+    words = _plan_record.refusal(found)
+    assert words.startswith("does not fit: the weights leave nothing of mem_fraction_static")
+    assert "what would do: weights in 8 bits, made while loading (args" in words
+
+
+def test_what_may_fit_is_not_refused():
+    none = {"verdict": "does_not_fit", "max_total_num_tokens": 0, "reasons": ["x"], "alternatives": []}
+    assert refused(**none, interval={"max_total_num_tokens": [0, 12]}) is None
+    assert refused(**none, interval={"max_total_num_tokens": [0, 0]}) == "does not fit: x"
+    assert refused(**none, interval={"max_total_num_tokens": [0, 0]}, model={"known": False}) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"plans": 3}'])
