@@ -154,7 +154,13 @@ class Outcome:
 
 
 def weigh(model: _model.Model, resolved: _plan_defaults.Resolved) -> Weights:
-    """Weights on the GPU that has most of them; with --quantization fp8 the linear layers of a 16-bit checkpoint are loaded in 8."""
+    """Weights on the GPU that has most of them.
+
+    With --quantization fp8 the linear layers of a 16-bit checkpoint are loaded in 8 bits, with --dtype float32 what has 16 in 32.
+    """
+    if resolved.dtype == "float32":
+        wider = tuple(dataclasses.replace(part, bits=32.0) if part.bits == 16 else part for part in model.parts)
+        model = dataclasses.replace(model, parts=wider)
     if resolved.quantization == "fp8" and model.quantization is None:
         halved = (
             dataclasses.replace(part, bits=8.0) if part.bits == 16 and _model_weights.kind(part) in ("layers", "experts") else part

@@ -69,6 +69,7 @@ class Resolved:
     reserve_mib: float
     attention_backend: str
     page_size: int
+    dtype: str
     quantization: str | None
     moe_runner_backend: str
     kv_cache_dtype: str
@@ -282,6 +283,12 @@ def is_sparse(model: _model.Model) -> bool:
     return any(attention.kind == "mla" and attention.index_dim for attention in model.attentions)
 
 
+def _dtype(model: _model.Model, args: Args) -> str:
+    """The type of weights that are not quantised, and of activations (--dtype)."""
+    wanted = str(args.get("dtype") or "auto")
+    return {"auto": model.dtype, "half": "float16", "float": "float32"}.get(wanted, wanted)
+
+
 def _kv_cache_dtype(model: _model.Model, card: Card, args: Args) -> str:
     wanted = str(args.get("kv_cache_dtype") or "auto")
     if wanted not in ("auto", "bf16"):
@@ -292,7 +299,7 @@ def _kv_cache_dtype(model: _model.Model, card: Card, args: Args) -> str:
         return "fp8_e4m3"
     if is_sparse(model):  # SGLang 0.5.23 arg_groups/overrides.py:530
         return "fp8_e4m3" if int((card.compute_capability or "0.0").split(".")[0]) >= 10 else "bfloat16"
-    return model.kv_cache_dtype or model.dtype  # mem_cache/kv_cache_dtype.py:34
+    return model.kv_cache_dtype or _dtype(model, args)  # mem_cache/kv_cache_dtype.py:34
 
 
 def _moe_runner_backend(card: Card, args: Args) -> str:
@@ -490,6 +497,7 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
         reserve_mib=reserve,
         attention_backend=backend,
         page_size=1 if strategy == "no_buffer" and radix else page_size,
+        dtype=_dtype(model, args),
         quantization=str(args["quantization"]) if args.get("quantization") else None,
         moe_runner_backend=_moe_runner_backend(card, args),
         kv_cache_dtype=_kv_cache_dtype(model, card, args),
