@@ -87,7 +87,7 @@ class Given:
 
 @dataclasses.dataclass(frozen=True)
 class Want:
-    """What the operator asks for: the longest request in tokens, and how many requests at once."""
+    """What the operator asks for: tokens of one request, prompt and answer, and how many such requests at once."""
 
     context: int | None = None
     concurrency: int | None = None
@@ -146,11 +146,12 @@ class Outcome:
         return self.free_after_load_gib + self.weights.draft_returned_gib - taken
 
     def meets(self, want: Want) -> bool | None:
-        """Whether a request of the wanted length is served, and as many at once as wanted; None when nothing was asked for."""
+        """Whether as many requests as wanted run at once, each as long as wanted; None when nothing was asked for."""
         if want.context is None and want.concurrency is None:
             return None
-        long_enough = min(self.resolved.context_length, self.pools.max_total_num_tokens) >= (want.context or 0)
-        return self.starts and long_enough and self.pools.max_running_requests >= (want.concurrency or 0)
+        tokens, at_once = want.context or 0, want.concurrency or 1
+        long_enough = self.resolved.context_length >= tokens and self.pools.max_total_num_tokens >= tokens * at_once
+        return self.starts and long_enough and self.pools.max_running_requests >= at_once
 
 
 def weigh(model: _model.Model, resolved: _plan_defaults.Resolved) -> Weights:
@@ -252,8 +253,6 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
     Raises ValueError for a release that is not known.
     """
     args = request.args if args is None else args
-    if request.given.mem_fraction_static is not None and args.get("mem_fraction_static") is None:
-        args = {**args, "mem_fraction_static": request.given.mem_fraction_static}
     resolved = _plan_defaults.resolve(request.release, request.model, _card(request.gpus, args), args)
     weights = weigh(request.model, resolved)
     if request.given.weights_gib is not None:

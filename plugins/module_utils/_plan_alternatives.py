@@ -13,7 +13,15 @@ from ansible_collections.firstlight.sglang.plugins.module_utils import _plan, _p
 # A change is worth telling when it gives this much more of one number.
 _WORTH = 1.03
 # How many are told.
-_TOLD = 12
+_TOLD = 10
+# The price of a change that takes more GPUs.
+_HARDWARE = 3
+# Requests at once that changes are made for where nothing was asked.
+_AT_ONCE = 4
+# What is tried first where nothing starts.
+_SAFE = 0.9
+# Ranks of tensor parallelism within one host.
+_MOST_RANKS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +55,9 @@ class Alternative:
         return {key: value for change in self.changes for key, value in change.args.items()}
 
     @property
-    def price(self) -> tuple[int, int]:
-        """What it costs: the dearest change first, then how many flags change."""
-        return max(change.price for change in self.changes), len(self.args)
+    def price(self) -> tuple[int, int, int]:
+        """What it costs: the dearest change first, then how many GPUs, then how many changes."""
+        return max(change.price for change in self.changes), max(change.gpus or 0 for change in self.changes), len(self.changes)
 
 
 def apply(args: t.Mapping[str, t.Any], change: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
@@ -70,7 +78,7 @@ def _state_changes(request: _plan.Request, base: _plan.Outcome, at_once: int) ->
         changes.append(
             Change(
                 "state_slots",
-                f"state for {at_once} requests only",
+                f"state for {_requests(at_once)} only",
                 {"max_mamba_cache_size": slots, "max_running_requests": at_once},
                 f"no more than {at_once} at once, fewer cached prefixes",
                 0,
@@ -100,17 +108,19 @@ def _kv_dtype(request: _plan.Request) -> str:
 def singles(request: _plan.Request, base: _plan.Outcome) -> list[Change]:
     """Every change that may help, one flag or one idea each."""
     resolved, model = base.resolved, request.model
-    at_once = request.want.concurrency or min(4, max(1, base.pools.max_running_requests or 1))
+    at_once = request.want.concurrency or _AT_ONCE
     changes = []
     if resolved.max_running_requests is None or resolved.max_running_requests > at_once:
         changes.append(
             Change(
-                "running", f"at most {at_once} requests at once", {"max_running_requests": at_once}, f"no more than {at_once} at once", 0
+                "running", f"at most {_requests(at_once)} at once", {"max_running_requests": at_once}, f"no more than {at_once} at once", 0
             )
         )
     if model.state is not None:
         changes += _state_changes(request, base, at_once)
     fraction = _plan.highest_fraction(request, request.args)
+    if fraction is None and not base.starts and resolved.mem_fraction_static < _SAFE:
+        fraction = _SAFE  # alone it is not enough; with other changes the right one is found (_raise_fraction)
     if fraction is not None:
         changes.append(
             Change("fraction", "more of the GPU for the pools", {"mem_fraction_static": fraction}, "less left for very long prompts", 1)
@@ -149,25 +159,38 @@ def singles(request: _plan.Request, base: _plan.Outcome) -> list[Change]:
 
 
 def _more_gpus(request: _plan.Request, resolved: _plan_defaults.Resolved) -> list[Change]:
-    """More ranks: the GPUs that are there first, then more of the same kind."""
+    """Other numbers of ranks: the GPUs that are there first, then more of the same kind."""
     have = len(request.gpus)
     changes = []
-    tp = resolved.tp_size * 2
-    while tp <= 16:
-        more = tp * resolved.pp_size
-        cost = "none that is left" if more <= have else f"{more - have} more GPUs"
-        changes.append(
-            Change(
-                f"tp_{tp}",
-                f"split over {tp} GPUs",
-                {"tp_size": tp},
-                "the GPUs are used up" if more <= have else cost,
-                1 if more <= have else 3,
-                more if more > have else None,
-            )
-        )
-        tp *= 2
+    asked = resolved.tp_size * resolved.pp_size * (1 if resolved.attention_dp else resolved.dp_size)
+    if asked > have:
+        changes.append(Change("gpus", f"the {asked} GPUs that the flags ask for", {}, _more(asked - have), 3, asked))
+    for tp in (1, 2, 4, 8):
+        ranks = tp * resolved.pp_size
+        if (
+            tp == resolved.tp_size
+            or ranks > max(_MOST_RANKS, have)
+            or (tp < resolved.tp_size and resolved.tp_size * resolved.pp_size <= have)
+        ):
+            continue
+        more = ranks - have
+        if more <= 0:
+            changes.append(Change(f"tp_{tp}", f"{_on(tp)} here", {"tp_size": tp}, f"{ranks} of the {have} GPUs here", 1))
+        else:
+            changes.append(Change(f"tp_{tp}", _on(tp), {"tp_size": tp}, _more(more), 3, ranks))
     return changes
+
+
+def _requests(count: int) -> str:
+    return f"{count} request{'s' if count > 1 else ''}"
+
+
+def _more(count: int) -> str:
+    return f"{count} more GPU{'s' if count > 1 else ''}"
+
+
+def _on(tp: int) -> str:
+    return "on one GPU" if tp == 1 else f"split over {tp} GPUs"
 
 
 def _with_gpus(request: _plan.Request, changes: t.Sequence[Change]) -> _plan.Request:
@@ -209,15 +232,19 @@ def _raise_fraction(request: _plan.Request, changes: tuple[Change, ...]) -> tupl
 _EXCLUSIVE = ({"running", "state_slots"}, {"state_slots", "state_share_small", "state_share_large"}, {"no_speculation", "replay_state"})
 
 
+def _counts_gpus(name: str) -> bool:
+    return name == "gpus" or name.startswith("tp_")
+
+
 def _together(changes: t.Sequence[Change], more: Change) -> bool:
     names = {change.name for change in changes}
-    if more.name.startswith("tp_") and any(name.startswith("tp_") for name in names):
+    if _counts_gpus(more.name) and any(map(_counts_gpus, names)):
         return False
     return more.name not in names and not any(more.name in group and names & group for group in _EXCLUSIVE)
 
 
 def _reaching(request: _plan.Request, changes: list[Change]) -> list[Alternative]:
-    """The smallest sets that reach what was asked for: pairs first, then the cheapest ones added until it is reached and thinned again."""
+    """The smallest sets that reach what was asked for: pairs, then the cheapest changes added until it is reached and thinned again."""
     found = []
     for index, first in enumerate(changes):
         for second in changes[index + 1 :]:
@@ -225,10 +252,16 @@ def _reaching(request: _plan.Request, changes: list[Change]) -> list[Alternative
                 tried = _try(request, _raise_fraction(request, (first, second)))
                 if tried.reached:
                     found.append(tried)
-    if found:
+    here = [change for change in changes if change.gpus is None]
+    if any(one.price[0] < _HARDWARE for one in found):
         return found
+    return found + [one for one in (_added(request, here), _added(request, changes)) if one is not None]
+
+
+def _added(request: _plan.Request, changes: list[Change]) -> Alternative | None:
+    """The cheapest changes one after the other, until it is reached; then those that are not needed taken away again."""
     chosen: tuple[Change, ...] = ()
-    for change in sorted(changes, key=lambda change: change.price):
+    for change in sorted(changes, key=lambda change: (change.price, change.gpus or 0)):
         if not _together(chosen, change):
             continue
         chosen = (*chosen, change)
@@ -239,28 +272,48 @@ def _reaching(request: _plan.Request, changes: list[Change]) -> list[Alternative
                 again = _try(request, _raise_fraction(request, thinner))
                 if again.reached:
                     chosen, tried = thinner, again
-            return [tried]
-    return []
+            return tried
+    return None
 
 
 def _gain(base: _plan.Outcome, tried: _plan.Outcome) -> float:
-    """The larger of both gains, tokens and requests; 0 for what loses more than half of the other."""
+    """The larger of both gains, tokens and requests, where the other does not suffer; 0 otherwise."""
     tokens = tried.pools.max_total_num_tokens / max(1, base.pools.max_total_num_tokens)
-    running = tried.pools.max_running_requests / max(1, base.pools.max_running_requests)
-    return max(tokens, min(running, 4.0)) if min(tokens, running) >= 0.5 or tokens > _WORTH else 0.0
+    running = min(tried.pools.max_running_requests / max(1, base.pools.max_running_requests), 4.0)
+    if tokens >= _WORTH:
+        return tokens
+    return running if tokens >= 1 / _WORTH and running >= _WORTH else 0.0
 
 
 def alternatives(request: _plan.Request, base: _plan.Outcome) -> list[Alternative]:
-    """What helps, the best first: what reaches the goal at the lowest price, then by what it gives."""
+    """What helps, the best first: what reaches the goal at the lowest price, then what gives most."""
     changes = singles(request, base)
     tried = [_try(request, (change,)) for change in changes]
     short = base.meets(request.want) is False or not base.starts
-    if short and not any(one.reached and one.price[0] < 3 for one in tried):
+    if short and not any(one.reached and one.price[0] < _HARDWARE for one in tried):
         tried += _reaching(request, changes)
-    elif request.want == _plan.Want() and base.starts:
+    elif not short:
         both = tuple(change for change in changes if change.name in ("fraction", "state_slots"))
         if len(both) == 2:
             tried.append(_try(request, _raise_fraction(request, both)))
-    good = [one for one in tried if one.outcome.starts and (one.meets_want or not base.starts or _gain(base, one.outcome) >= _WORTH)]
-    good.sort(key=lambda one: (not one.meets_want, one.price, -one.outcome.max_request_tokens, -one.outcome.pools.max_running_requests))
-    return good[:_TOLD]
+    good = []
+    for one in tried:
+        helps = one.reached if short else _gain(base, one.outcome) >= _WORTH and one.meets_want is not False
+        if one.outcome.starts and helps:
+            good.append(one)
+    if short and not good:  # nothing reaches it: what comes nearer
+        good = [one for one in tried if one.outcome.starts and _gain(base, one.outcome) >= _WORTH]
+    good.sort(key=lambda one: (one.price, -min(one.outcome.max_request_tokens, one.outcome.pools.max_total_num_tokens)))
+    return _told(good)
+
+
+def _told(found: list[Alternative]) -> list[Alternative]:
+    """The first ones; of those that take more GPUs, only the two that take fewest; none twice."""
+    told: list[Alternative] = []
+    bought = 0
+    for one in found:
+        bought += one.price[0] == _HARDWARE
+        twice = any(other.args == one.args and other.price[1] == one.price[1] for other in told)
+        if not twice and (one.price[0] < _HARDWARE or bought <= 2):
+            told.append(one)
+    return told[:_TOLD]

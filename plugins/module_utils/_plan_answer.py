@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _model_config, _model_weights, _plan, _plan_report
+from ansible_collections.firstlight.sglang.plugins.module_utils import _flag_facts, _model_config, _model_weights, _plan, _plan_report
 from ansible_collections.firstlight.sglang.plugins.module_utils._model import Model
 from ansible_collections.firstlight.sglang.plugins.module_utils._plan_question import Question
 
@@ -38,24 +38,41 @@ def _weighed(question: Question, model: Model) -> tuple[Model, str, list[str], l
     return model, "config", [], []
 
 
+def _beyond(question: Question) -> list[str]:
+    """Measured numbers that no GPU of the question can have."""
+    least = min(gpu.memory_total_mib for gpu in question.gpus) / 1024
+    names = ("avail_before_weights_gib", "free_after_load_gib", "weights_gib", "draft_weights_gib")
+    return [
+        f"given: expected {name} to be at most the GPU's {least:.2f} GiB, found {question.given[name]:g}"
+        for name in names
+        if question.given[name] is not None and question.given[name] > least
+    ]
+
+
 def answer(question: Question) -> tuple[dict[str, t.Any] | None, list[str]]:
     """The plan as plain data (docs/design.md), or what is wrong with the model."""
     model, problems = _model_config.read(question.config, question.quant_config)
+    beyond = _beyond(question)
     if model is None:
-        return None, [f"{question.name}: {problem}" for problem in problems]
+        return None, [f"{question.name}: {problem}" for problem in problems] + beyond
     model, source, notes, problems = _weighed(question, model)
-    if problems:
-        return None, [f"{question.name}: {problem}" for problem in problems]
+    if problems or beyond:
+        return None, [f"{question.name}: {problem}" for problem in problems] + beyond
+    # a fraction that was measured is what the engine ran with, whatever its flags say
+    fraction = question.given["mem_fraction_static"]
+    args = question.args if fraction is None else {**question.args, "mem_fraction_static": fraction}
+    args = _flag_facts.canonical(args)  # older releases have other destinations (tensor_parallel_size)
     request = _plan.Request(
         model=model,
         release=question.release,
         gpus=tuple(_plan.Gpu(**dataclasses.asdict(gpu)) for gpu in question.gpus),
-        args=question.args,
+        args=args,
         given=_plan.Given(**question.given),
         want=_plan.Want(**question.want),
         environment=question.environment,
     )
     disk_gib = _model_weights.disk_bytes(model) / _model_weights.GIB
     plan = _plan_report.report(request, question.name, question.source, source, _model_weights.parameters(model), disk_gib)
+    plan["args"] = dict(question.args)
     plan["warnings"] = [*plan["warnings"], *notes, *question.notes]
     return plan, []

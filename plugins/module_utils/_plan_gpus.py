@@ -184,11 +184,27 @@ def _plain(name: str) -> str:
 _BY_NAME = {**{_plain(known.name): short for short, known in KNOWN.items()}, **_ALIASES, **{short: short for short in KNOWN}}
 
 
+def _loosely(plain: str) -> Known | None:
+    """A card whose name is written in one word (rtx3090), or with its size behind it (rtx-3090-24gb)."""
+    plain = re.sub(r"^(rtx|gtx|quadro)(?=[a-z0-9])", r"\1-", plain)
+    if plain in _BY_NAME:
+        return KNOWN[_BY_NAME[plain]]
+    sized = re.fullmatch(r"(.+?)-(\d{1,3})gb?", plain)
+    name = _BY_NAME.get(sized[1]) if sized else None
+    if sized is None or name is None:
+        return None
+    near = abs(KNOWN[name].memory_total_mib / 1024 / int(sized[2]) - 1) < 0.08 if int(sized[2]) else False
+    return KNOWN[name] if near else None
+
+
 def _find(word: str) -> str | Known:
     """A card, or what is wrong with its name."""
     plain = _plain(word)
     if plain in _BY_NAME:
         return KNOWN[_BY_NAME[plain]]
+    loose = _loosely(plain)
+    if loose is not None:
+        return loose
     if re.match(r"\d+g-\d+gb|mig-", plain) or re.search(r"-\d+g-\d+gb", plain):
         return f"{word}: MIG devices are not sized; give the whole GPU, or the result of gpu_info without MIG"
     several = _SEVERAL.get(plain)

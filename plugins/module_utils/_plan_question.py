@@ -149,15 +149,24 @@ def _name_problem(table: _flags.FlagTable, word: str) -> str:
     if name in table.by_name:
         return f"{word}: is spelled {_flags.spelling(name)}"
     whole = sorted(known for known in table.by_name if known.startswith(name)) if len(name) > 1 else []
-    if whole and name != "model_type":
-        return f"{word}: an abbreviation of {' or '.join(map(_flags.spelling, whole[:3]))}; write it in full"
+    once = table.history is not None and name in table.history.spans
+    if len(whole) > 1 and name != "model_type" and not once:
+        return f"{word}: may be {' or '.join(map(_flags.spelling, whole[:3]))}; write it in full"
     return f"{word}: {_flags.unknown_flag(table, name)}"
+
+
+def _option(spellings: t.Mapping[str, dict[str, t.Any]], word: str) -> tuple[str, dict[str, t.Any] | None]:
+    """A flag in full and its option; the beginning of one flag only stands for it, as with the engine's own parser."""
+    if word in spellings or len(word) < 4:
+        return word, spellings.get(word)
+    whole = [flag for flag in spellings if flag.startswith(word)]
+    return (whole[0], spellings[whole[0]]) if len(whole) == 1 else (word, None)
 
 
 def read_args(table: _flags.FlagTable, words: t.Sequence[str]) -> Read:
     """SGLang's flags from the words of its command line: (by the parser's destination names, problems).
 
-    Takes --flag value, --flag=value, switches, and lists. An abbreviation, which the engine's own parser takes, is refused.
+    Takes --flag value, --flag=value, switches, lists, and the beginning of a flag that no other flag begins with, as the engine does.
     """
     given: dict[str, t.Any] = {}
     spelled: dict[str, str] = {}
@@ -170,7 +179,7 @@ def read_args(table: _flags.FlagTable, words: t.Sequence[str]) -> Read:
         if not _is_flag(word):
             problems.append(f"args: expected a flag, found {_shown(words[position - 1])}")
             continue
-        option = spellings.get(word)
+        word, option = _option(spellings, word)
         values = [attached] if equals else []
         many = option is not None and option["nargs"] in ("+", "*")
         takes = option is None or option["kind"] == "value"
@@ -227,6 +236,22 @@ def by_destination(table: _flags.FlagTable, args: t.Mapping[str, t.Any]) -> Read
         if option is not None and value is not None:
             made[option["dest"]] = _typed(option["type"] or "str", value) if isinstance(value, str) else value
     return made, problems + _check_numbers(made)
+
+
+def for_release(table: _flags.FlagTable, args: t.Mapping[str, t.Any]) -> tuple[dict[str, t.Any], list[str]]:
+    """Flags of an entry of the catalogue for another release than its own: (under that release's names, what is left out, in words)."""
+    made: dict[str, t.Any] = {}
+    notes = []
+    spans = {} if table.history is None else table.history.spans
+    for name, value in args.items():
+        here: str | None = name
+        if name not in table.by_name and name in spans:
+            here = next((other for other in table.by_name if other in spans and spans[other].dest == spans[name].dest), None)
+        if here is None:
+            notes.append(f"left out, since SGLang {table.release} does not have it: {_flags.spelling(name)}")
+        else:
+            made[here] = value
+    return made, notes
 
 
 def _pairs(what: str, text: str, keys: t.Collection[str]) -> tuple[dict[str, str], list[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _plan, _plan_alternatives
+from ansible_collections.firstlight.sglang.plugins.module_utils import _plan, _plan_alternatives, _plan_defaults
 from ansible_collections.firstlight.sglang.plugins.module_utils._plan_pools import GIB
 
 # The resolved flags that a plan shows.
@@ -46,9 +46,12 @@ def _components(request: _plan.Request, result: _plan.Outcome, gpu: _plan.Gpu) -
     total = gpu.memory_total_mib / 1024
     others = gpu.used_mib / 1024
     pools = result.pools
+    gone = max(0.0, min((one.memory_total_mib - one.used_mib) / 1024 for one in request.gpus) - result.baseline_gib)
+    # more than a driver, a context and NCCL were ever seen to take is somebody else's
+    most = _plan.before_loading_gib(ranks_of(result.resolved), gpu.unified)[2]
     parts = {
-        "in_use_by_others": others,
-        "driver": max(0.0, min((one.memory_total_mib - one.used_mib) / 1024 for one in request.gpus) - result.baseline_gib),
+        "in_use_by_others": others + max(0.0, gone - most),
+        "driver": min(gone, most),
         "weights": result.weights.target_gib + result.overhead_gib,
         "draft": result.weights.draft_gib - result.weights.draft_returned_gib,
         "mamba_pool": (pools.state_bytes + pools.scratch_bytes) / GIB,
@@ -179,28 +182,52 @@ def _verdict(result: _plan.Outcome, meets: bool | None, others: t.Sequence[_plan
 
 def _reasons(request: _plan.Request, result: _plan.Outcome, meets: bool | None) -> list[str]:
     reasons = list(result.problems)
-    if result.starts and meets is False:
-        want = request.want
-        context = min(result.resolved.context_length, result.pools.max_total_num_tokens)
-        if want.context is not None and context < want.context:
-            reasons.append(f"a request of {want.context} tokens was asked for, the longest is {context}")
-        if want.concurrency is not None and result.pools.max_running_requests < want.concurrency:
-            reasons.append(f"{want.concurrency} requests at once were asked for, {result.pools.max_running_requests} run")
+    if not result.starts or meets is not False:
+        return reasons
+    want, tokens = request.want, result.pools.max_total_num_tokens
+    length, at_once = want.context or 0, want.concurrency or 1
+    if length > result.resolved.context_length:
+        whose = "context_length ends" if request.args.get("context_length") else "the model ends"
+        reasons.append(f"requests of {length} tokens were asked for, {whose} at {result.resolved.context_length}")
+    if length * at_once > tokens:
+        each = f"{at_once} requests of {length} tokens each take" if at_once > 1 else f"a request of {length} tokens takes"
+        reasons.append(f"{each} {length * at_once} tokens of KV cache at once, there are {tokens}")
+    if at_once > result.pools.max_running_requests:
+        reasons.append(f"{at_once} requests at once were asked for, {result.pools.max_running_requests} run")
     return reasons
 
 
-def _warnings(request: _plan.Request, result: _plan.Outcome, meets: bool | None) -> list[str]:
+# A longest request below this share of the model's context is worth a word.
+_SHORT = 0.25
+
+
+def _warnings(request: _plan.Request, result: _plan.Outcome, interval: t.Mapping[str, t.Sequence[int]]) -> list[str]:
     warnings = list(request.model.notes) + list(result.warnings)
     if not request.model.known:
         warnings.append(f"{request.model.architecture}: no reader of its own; every number is a generic estimate")
-    want = request.want
-    if meets and want.context and want.concurrency and want.context * want.concurrency > result.pools.max_total_num_tokens:
-        together = result.pools.max_total_num_tokens // want.context
+    if not result.starts:
+        return warnings
+    resolved, want = result.resolved, request.want
+    ranks = ranks_of(resolved)
+    if ranks < len(request.gpus):
+        warnings.append(f"{len(request.gpus) - ranks} of {len(request.gpus)} GPUs stay idle: tp_size x pp_size x dp_size is {ranks}")
+    least = interval["max_total_num_tokens"][0]
+    if not least:
+        warnings.append("it may not start: with the largest overheads that were seen nothing is left for the KV cache")
+    elif want.context and least < want.context * (want.concurrency or 1) <= result.pools.max_total_num_tokens:
+        warnings.append(f"what was asked for is reached with the usual overheads, not with the largest that were seen ({least} tokens)")
+    if result.max_request_tokens < _SHORT * resolved.context_length:
         warnings.append(
-            f"{want.concurrency} requests run at once, but only {together} of {want.context} tokens each: "
-            f"all together have {result.pools.max_total_num_tokens} tokens"
+            f"the longest request is {result.max_request_tokens} tokens, far below the {resolved.context_length} that the model takes"
         )
+    if resolved.dp_size > 1:
+        warnings.append(f"tokens and requests are those of one of {resolved.dp_size} data parallel ranks")
     return warnings
+
+
+def ranks_of(resolved: _plan_defaults.Resolved) -> int:
+    """GPUs that the engine takes."""
+    return resolved.tp_size * resolved.pp_size * (1 if resolved.attention_dp else resolved.dp_size)
 
 
 def report(
@@ -216,10 +243,8 @@ def report(
     others = _plan_alternatives.alternatives(request, result)
     model = request.model
     smallest = min(request.gpus, key=lambda gpu: gpu.memory_total_mib)
-    ranks = min(
-        len(request.gpus),
-        result.resolved.tp_size * result.resolved.pp_size * (1 if result.resolved.attention_dp else result.resolved.dp_size),
-    )
+    ranks = min(len(request.gpus), ranks_of(result.resolved))
+    interval = _interval(request, result)
     given = dataclasses.asdict(request.given)
     return {
         "model": {
@@ -235,7 +260,7 @@ def report(
         },
         "sglang_release": request.release,
         "gpus": {
-            "name": smallest.name,
+            "name": " and ".join(dict.fromkeys(gpu.name for gpu in request.gpus)),
             "count": len(request.gpus),
             "memory_total_mib": smallest.memory_total_mib,
             "compute_capability": smallest.compute_capability,
@@ -246,7 +271,7 @@ def report(
         "reasons": _reasons(request, result, meets),
         **_numbers(result),
         "context_length": result.resolved.context_length,
-        "interval": _interval(request, result),
+        "interval": interval,
         "per_gpu": [
             {"index": gpu.index, "memory_total_mib": gpu.memory_total_mib, "components": _components(request, result, gpu)}
             for gpu in request.gpus[: max(1, ranks)]
@@ -261,6 +286,6 @@ def report(
         "want": dataclasses.asdict(request.want),
         "wanted": meets,
         "alternatives": [_alternative(request, one) for one in others],
-        "warnings": _warnings(request, result, meets),
+        "warnings": _warnings(request, result, interval),
         "given": given,
     }

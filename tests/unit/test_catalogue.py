@@ -112,7 +112,9 @@ def test_an_entry_starts_on_every_card_it_names(entry):
         assert found.problems == ()
         cards = tuple(_plan.Gpu(gpu.index, gpu.name, gpu.memory_total_mib, gpu.compute_capability) for gpu in found.gpus)
         result = _plan.outcome(_plan.Request(model, "0.5.23", cards, args))
-        assert (gpus, result.problems, result.warnings) == (gpus, (), ())
+        # that a format is not the card's own is a warning of the rules; room is not
+        warnings = [warning for warning in result.warnings if not warning.startswith("quantization: ")]
+        assert (gpus, result.problems, warnings) == (gpus, (), [])
         assert result.pools.max_total_num_tokens >= args.get("context_length", 32768), gpus
 
 

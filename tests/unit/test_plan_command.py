@@ -96,11 +96,11 @@ def test_files_that_hold_no_gpus(tmp_path, text):
 
 
 def test_every_mistake_is_told_at_once_and_nothing_is_printed(capsys):
-    words = ["no-model", "2x rtx-a600", "--args", "--tp 2 --nonsense", "--want", "context=x", "--given", "weights_gib=-1"]
+    words = ["no-model", "2x rtx-a600", "--args", "--cuda-graph 2 --nonsense", "--want", "context=x", "--given", "weights_gib=-1"]
     assert plan_command.main(words, keep) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    for word in ("6 mistakes", "no-model", "rtx-a600", "abbreviation of --tp-size", "--nonsense", "context", "weights_gib"):
+    for word in ("6 mistakes", "no-model", "rtx-a600", "--cuda-graph: may be", "--nonsense", "context", "weights_gib"):
         assert word in shown.err
 
 

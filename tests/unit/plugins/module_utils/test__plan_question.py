@@ -47,8 +47,7 @@ def test_every_boolean_can_be_turned_off():
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--tp 2", "--tp: an abbreviation of --tp-size; write it in full"),
-        ("--mem-frac=0.8", "--mem-frac: an abbreviation of --mem-fraction-static; write it in full"),
+        ("--cuda-graph-bs 8", "--cuda-graph-bs: was removed in SGLang 0.5.20"),
         ("--tp_size 2", "--tp_size: is spelled --tp-size"),
         ("--tp-size two", "--tp-size: expected a whole number, found 'two'"),
         ("--tp-size", "--tp-size: expected a value, found none"),
@@ -74,8 +73,21 @@ def test_what_the_release_does_not_take(line, words):
     assert all(problem.startswith("args: ") for problem in problems)
 
 
+@pytest.mark.parametrize(("line", "args"), [("--tp 2", {"tp_size": 2}), ("--mem-frac=0.8", {"mem_fraction_static": 0.8})])
+def test_the_beginning_of_one_flag_only_stands_for_it(line, args):
+    assert _plan_question.read_args(TABLE, line.split()) == (args, [])
+
+
+def test_flags_of_an_entry_take_the_names_of_another_release():
+    older = flag_tables.table("0.5.12")
+    args = {"mamba_radix_cache_strategy": "extra_buffer", "cuda_graph_max_bs_decode": 8, "tp_size": 2, "enable_linear_replayssm_spec": True}
+    made, notes = _plan_question.for_release(older, args)
+    assert made == {"mamba_scheduler_strategy": "extra_buffer", "cuda_graph_max_bs": 8, "tp_size": 2}
+    assert notes == ["left out, since SGLang 0.5.12 does not have it: --enable-linear-replayssm-spec"]
+
+
 def test_all_mistakes_of_a_line_are_told_at_once():
-    _args, problems = _plan_question.read_args(TABLE, ["--tp", "2", "--page-size", "x", "--mem-fraction-static", "3", "foo"])
+    _args, problems = _plan_question.read_args(TABLE, ["--cuda-graph", "2", "--page-size", "x", "--mem-fraction-static", "3", "foo"])
     assert len(problems) == 4
 
 

@@ -121,9 +121,11 @@ def test_a_report_is_plain_data():
     ("release", "want", "verdict"),
     [
         ("0.5.23", _plan.Want(), "fits"),
-        ("0.5.23", _plan.Want(131072, 4), "fits"),
+        ("0.5.23", _plan.Want(32768, 4), "fits"),
+        ("0.5.23", _plan.Want(131072, 4), "fits_with_changes"),
         ("0.5.12", _plan.Want(131072, 4), "fits_with_changes"),
-        ("0.5.23", _plan.Want(262144, 8), "fits_with_changes"),
+        ("0.5.23", _plan.Want(262144, 2), "fits_with_changes"),
+        ("0.5.23", _plan.Want(262144, 8), "does_not_fit"),
         ("0.5.23", _plan.Want(262144, 400), "does_not_fit"),
     ],
 )
@@ -187,10 +189,36 @@ def test_speculation_without_a_draft_is_told():
     assert named["bytes_per_token"] == 147456 / 36 * 37
 
 
-def test_at_once_and_long_are_told_apart():
+def test_what_is_asked_for_is_as_many_as_long():
     found = report(want=_plan.Want(131072, 4))
-    assert found["wanted"] is True
-    assert "4 requests run at once, but only 1 of 131072 tokens each" in found["warnings"][0]
+    assert found["wanted"] is False
+    assert found["reasons"] == ["4 requests of 131072 tokens each take 524288 tokens of KV cache at once, there are 139994"]
+    assert report(want=_plan.Want(131072))["wanted"] is True
+    assert report(want=_plan.Want(concurrency=7))["wanted"] is True
+    beyond = report(want=_plan.Want(300000))
+    assert beyond["reasons"][0] == "requests of 300000 tokens were asked for, the model ends at 262144"
+    assert beyond["verdict"] == "does_not_fit"
+
+
+def test_what_is_near_the_edge_or_idle_is_told():
+    four = tuple(_plan.Gpu(index, "NVIDIA RTX A6000", 49140, "8.6") for index in range(4))
+    assert "2 of 4 GPUs stay idle: tp_size x pp_size x dp_size is 2" in report(gpus=four)["warnings"]
+    tight = report({**CT129, "max_total_tokens": 9000}, want=_plan.Want(8000))
+    assert any("the longest request is 8999 tokens, far below the 262144" in warning for warning in tight["warnings"])
+    edge = report(want=_plan.Want(139000))
+    assert any(warning.startswith("what was asked for is reached with the usual overheads, not") for warning in edge["warnings"])
+
+
+def test_cards_of_two_kinds_are_named_both():
+    mixed = (_plan.Gpu(0, "NVIDIA RTX A6000", 49140, "8.6"), _plan.Gpu(1, "NVIDIA GeForce RTX 3090", 24576, "8.6"))
+    assert report(gpus=mixed)["gpus"]["name"] == "NVIDIA RTX A6000 and NVIDIA GeForce RTX 3090"
+
+
+def test_memory_that_no_driver_takes_is_somebody_elses():
+    found = report(given=_plan.Given(avail_before_weights_gib=36.0))
+    parts = found["per_gpu"][0]["components"]
+    assert parts["driver"] == 2.1
+    assert parts["in_use_by_others"] == pytest.approx(47.988 - 36.064 - 2.1, abs=0.01)
 
 
 ARGS = st.fixed_dictionaries(

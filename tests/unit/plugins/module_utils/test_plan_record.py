@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused_with_what_would_do():
     found = _plan_report.report(request, "x/rank", "directory", "config", 1, None)
     words = _plan_record.refusal(found)
     assert words.startswith("does not fit: the weights leave nothing of mem_fraction_static")
-    assert "what would do: shorter steps through a prompt, weights in 8 bits, made while loading (args {" in words
+    assert "what would do: weights in 8 bits, made while loading, more of the GPU for the pools (args {" in words
 
 
 def test_what_may_fit_is_not_refused():
