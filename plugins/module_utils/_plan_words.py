@@ -164,11 +164,11 @@ def model_words(plan: t.Mapping[str, t.Any]) -> str:
 def wish_words(plan: t.Mapping[str, t.Any]) -> str | None:
     """What was asked for and whether it is reached; None when nothing was."""
     want = plan["want"] or {}
-    wishes = [
-        None if want.get("context") is None else f"{number(want['context'])} tokens in one request",
-        None if want.get("concurrency") is None else f"{number(want['concurrency'])} at once",
-    ]
-    asked = ", ".join(wish for wish in wishes if wish)
+    tokens, at_once = want.get("context"), want.get("concurrency")
+    asked = None if tokens is None else f"a request of {number(tokens)} tokens"
+    if at_once is not None:
+        requests = f"{number(at_once)} request{'s' if at_once > 1 else ''} at once"
+        asked = requests if tokens is None else f"{requests}, each of {number(tokens)} tokens"
     if not asked:
         return None
     return f"{asked}: {'reached' if plan['wanted'] else 'not reached' if plan['wanted'] is False else UNKNOWN}"

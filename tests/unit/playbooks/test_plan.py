@@ -68,7 +68,7 @@ def test_a_host_is_planned_with_its_gpus_and_check_mode_writes_nothing(tmp_path)
     done = play(tmp_path, {"qwen3_6_27b": ["here"]}, {"here": host}, "--check")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "in use by other processes" in done.stdout
-    assert "200,000 tokens in one request" in done.stdout
+    assert "a request of 200,000 tokens" in done.stdout
     assert not (tmp_path / "reports").exists()
 
 

@@ -76,9 +76,9 @@ def test_every_part_has_a_letter_of_its_own():
 @pytest.mark.parametrize(
     ("wanted", "text"),
     [
-        (True, "131,072 tokens in one request, 4 at once: reached"),
-        (False, "131,072 tokens in one request, 4 at once: not reached"),
-        (None, "131,072 tokens in one request, 4 at once: not known"),
+        (True, "4 requests at once, each of 131,072 tokens: reached"),
+        (False, "4 requests at once, each of 131,072 tokens: not reached"),
+        (None, "4 requests at once, each of 131,072 tokens: not known"),
     ],
 )
 def test_wishes(wanted, text):
