@@ -5,6 +5,8 @@ VENV := .venv/bin
 INVENTORY ?=
 LIMIT ?=
 ANSIBLE_ARGS ?=
+# Make would expand the dollars of what is given on its command line, and so run a $(shell ...) of it, to hand it on.
+unexport MODEL GPUS ARGS WANT RELEASE GIVEN OUT FORMAT EXPLAIN CHECK GROUP_VARS
 export PATH := $(CURDIR)/$(VENV):$(PATH)
 export MOLECULE_GLOB := molecule/*/molecule.yml
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
@@ -34,10 +36,12 @@ plan: export PLAN_WANT := $(value WANT)
 plan: export PLAN_RELEASE := $(value RELEASE)
 plan: export PLAN_GIVEN := $(value GIVEN)
 plan: export PLAN_OUT := $(value OUT)
+plan: export PLAN_FORMAT := $(value FORMAT)
+plan: export PLAN_EXPLAIN := $(value EXPLAIN)
 plan: ## what fits: make plan MODEL=qwen3-8b GPUS="1x rtx-4090" [ARGS="--tp-size 2"] [WANT="context=32768 concurrency=4"] [FORMAT=json|md|html]
 	@tools/setup.sh >&2
 	@bin/plan --args "$$PLAN_ARGS" --want "$$PLAN_WANT" --release "$$PLAN_RELEASE" --given "$$PLAN_GIVEN" --out "$$PLAN_OUT" \
-	  --format '$(or $(FORMAT),text)' $(if $(EXPLAIN),--explain) -- "$$PLAN_MODEL" "$$PLAN_GPUS"; \
+	  --format "$${PLAN_FORMAT:-text}" $${PLAN_EXPLAIN:+--explain} -- "$$PLAN_MODEL" "$$PLAN_GPUS"; \
 	  code=$$?; [ $$code -eq 3 ] || [ $$code -eq 4 ] || exit $$code
 
 deploy: setup ## run site.yml: make deploy INVENTORY=... [LIMIT=...]
@@ -55,8 +59,12 @@ gpu-inventory: setup ## run gpu_inventory.yml: make gpu-inventory INVENTORY=... 
 gpu-driver: setup ## run gpu_driver.yml: make gpu-driver INVENTORY=... [LIMIT=...]
 	$(needs-inventory)$(PLAYBOOK) playbooks/gpu_driver.yml
 
+pin: export PIN_MODEL := $(value MODEL)
+pin: export PIN_CHECK := $(value CHECK)
+pin: export PIN_GROUP_VARS := $(value GROUP_VARS)
 pin: setup ## pin a model to the newest commit of its repository: make pin MODEL=<model group or org/name> [CHECK=1]
-	$(if $(MODEL),,$(error say which model: make pin MODEL=<model group or org/name>))@python tools/pin.py $(if $(CHECK),--check) $(if $(GROUP_VARS),--group-vars '$(GROUP_VARS)') -- '$(MODEL)'
+	$(if $(value MODEL),,$(error say which model: make pin MODEL=<model group or org/name>))@python tools/pin.py $${PIN_CHECK:+--check} \
+	  $${PIN_GROUP_VARS:+--group-vars "$$PIN_GROUP_VARS"} -- "$$PIN_MODEL"
 
 lint: setup ## ansible-lint, yamllint, ruff, mypy
 	yamllint --strict .
