@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing as t
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _plan, _plan_defaults
@@ -22,6 +23,11 @@ _AT_ONCE = 4
 _SAFE = 0.9
 # Ranks of tensor parallelism within one host.
 _MOST_RANKS = 8
+# Flags that are tried without where nothing starts, besides those that the problems name, and those that are never left out.
+_MAY_GO = {"mem_fraction_static", "page_size", "pp_size", "dp_size", "ep_size", "enable_dp_attention", "attention_backend", "dtype"}
+_MEANT = {"device", "tp_size", "trust_remote_code", "json_model_override_args"}
+# Flags that change what is loaded on each GPU.
+_LOADED_BY = {"tp_size", "pp_size", "dp_size", "ep_size", "enable_dp_attention", "quantization", "dtype", "cpu_offload_gb", "load_format"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +106,30 @@ def _state_changes(request: _plan.Request, base: _plan.Outcome, at_once: int) ->
     return changes
 
 
+def _taken_back(request: _plan.Request, base: _plan.Outcome) -> list[Change]:
+    """Flags of the request that are in the way: left out, or with the number that was asked for."""
+    args, want = request.args, request.want
+    at_once, tokens = want.concurrency or 1, (want.context or 0) * (want.concurrency or 1)
+    changes = []
+    if tokens and (args.get("max_total_tokens") or tokens) < tokens:
+        changes.append(Change("total", "no limit of tokens", {"max_total_tokens": None}, "the pool takes all memory there is", 0))
+    if (base.resolved.max_running_requests or at_once) < at_once:
+        changes.append(
+            Change("running", f"up to {_requests(at_once)} at once", {"max_running_requests": at_once}, "more memory for each", 0)
+        )
+    if want.context and base.resolved.context_length < want.context <= (request.model.context_length or 0):
+        changes.append(Change("length", f"requests up to {want.context} tokens", {"context_length": want.context}, "larger tables", 0))
+    if base.starts:
+        return changes
+    told = " ".join(base.problems).replace("-", "_")
+    for key in args:
+        named = key in _MAY_GO or re.search(rf"(?<![a-z_]){key}(?![a-z_])", told.replace("__", ""))
+        if named and key not in _MEANT and not key.startswith("speculative_"):
+            flag = f"--{key.replace('_', '-')}"
+            changes.append(Change(f"without_{key}", f"without {flag}", {key: None}, f"what {flag} was for", 1))
+    return changes
+
+
 def _kv_dtype(request: _plan.Request) -> str:
     """The 8-bit type that the card's attention kernels take: e4m3 from compute capability 8.9 on, and wherever flashinfer or fa3 runs."""
     return "fp8_e5m2" if request.args.get("attention_backend") == "triton" else "fp8_e4m3"
@@ -109,7 +139,7 @@ def singles(request: _plan.Request, base: _plan.Outcome) -> list[Change]:
     """Every change that may help, one flag or one idea each."""
     resolved, model = base.resolved, request.model
     at_once = request.want.concurrency or _AT_ONCE
-    changes = []
+    changes = _taken_back(request, base)
     if resolved.max_running_requests is None or resolved.max_running_requests > at_once:
         changes.append(
             Change(
@@ -155,27 +185,24 @@ def singles(request: _plan.Request, base: _plan.Outcome) -> list[Change]:
         changes.append(Change("kv_fp8", "KV cache in 8 bits", {"kv_cache_dtype": _kv_dtype(request)}, "some accuracy", 2))
     if model.quantization is None and resolved.quantization is None:
         changes.append(Change("weights_fp8", "weights in 8 bits, made while loading", {"quantization": "fp8"}, "some accuracy", 2))
-    return changes + _more_gpus(request, resolved)
+    return changes + _more_gpus(request, base)
 
 
-def _more_gpus(request: _plan.Request, resolved: _plan_defaults.Resolved) -> list[Change]:
-    """Other numbers of ranks: the GPUs that are there first, then more of the same kind."""
-    have = len(request.gpus)
+def _more_gpus(request: _plan.Request, base: _plan.Outcome) -> list[Change]:
+    """Other numbers of ranks: the GPUs that are there first, then more of the same kind. Fewer ranks only where these do not start."""
+    have, resolved = len(request.gpus), base.resolved
     changes = []
     asked = resolved.tp_size * resolved.pp_size * (1 if resolved.attention_dp else resolved.dp_size)
     if asked > have:
         changes.append(Change("gpus", f"the {asked} GPUs that the flags ask for", {}, _more(asked - have), 3, asked))
     for tp in (1, 2, 4, 8):
         ranks = tp * resolved.pp_size
-        if (
-            tp == resolved.tp_size
-            or ranks > max(_MOST_RANKS, have)
-            or (tp < resolved.tp_size and resolved.tp_size * resolved.pp_size <= have)
-        ):
+        if tp == resolved.tp_size or ranks > max(_MOST_RANKS, have) or (tp < resolved.tp_size and base.starts):
             continue
         more = ranks - have
         if more <= 0:
-            changes.append(Change(f"tp_{tp}", f"{_on(tp)} here", {"tp_size": tp}, f"{ranks} of the {have} GPUs here", 1))
+            cost = f"{ranks} of the {have} GPUs here" if have > 1 else "what the other GPUs were for"
+            changes.append(Change(f"tp_{tp}", f"{_on(tp)} here", {"tp_size": tp}, cost, 1))
         else:
             changes.append(Change(f"tp_{tp}", _on(tp), {"tp_size": tp}, _more(more), 3, ranks))
     return changes
@@ -207,9 +234,12 @@ def _try(request: _plan.Request, changes: tuple[Change, ...]) -> Alternative:
     args: dict[str, t.Any] = dict(request.args)
     for change in changes:
         args = apply(args, change.args)
-    # measured weights stand for the ranks and the types they were measured with
-    if asked.given.weights_gib is not None and any(key in change.args for change in changes for key in ("tp_size", "quantization")):
+    changed = {key for change in changes for key in change.args}
+    # measured weights stand for the ranks, the types and the draft they were measured with
+    if changed & _LOADED_BY:
         asked = dataclasses.replace(asked, given=_plan.Given(avail_before_weights_gib=asked.given.avail_before_weights_gib))
+    elif any(key.startswith("speculative_") for key in changed):
+        asked = dataclasses.replace(asked, given=dataclasses.replace(asked.given, draft_weights_gib=None, free_after_load_gib=None))
     result = _plan.outcome(asked, args)
     return Alternative(changes, result, result.meets(request.want))
 
