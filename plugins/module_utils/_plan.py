@@ -177,6 +177,30 @@ def weigh(model: _model.Model, resolved: _plan_defaults.Resolved) -> Weights:
     return Weights(most.weights, most.draft, most.draft_copies, most.rotary)
 
 
+def _offloaded_gib(model: _model.Model, asked_gib: float, weights: Weights) -> float:
+    """GiB of a rank's layers that --cpu-offload-gb keeps in the host's memory (SGLang 0.5.23 utils/offloader.py:131)."""
+    bits = [(part.elements * part.bits, _model_weights.kind(part) in ("layers", "experts")) for part in model.parts]
+    share = sum(size for size, layer in bits if layer) / (sum(size for size, _layer in bits) or 1)
+    return min(float(asked_gib), weights.target_gib * share)
+
+
+def _uncounted(request: Request, args: t.Mapping[str, t.Any]) -> list[str]:
+    """What the flags ask for that the numbers leave out."""
+    made = args.get("quantization")
+    found = []
+    if made not in (None, "fp8", "unquant") and request.model.quantization is None:
+        found.append(f"--quantization {made}: the weights are counted as they are in the files, without what it saves")
+    if args.get("load_format") in ("gguf", "bitsandbytes"):
+        found.append(f"--load-format {args['load_format']}: the weights are counted from config.json, not from its files; give weights_gib")
+    if args.get("enable_lora") or args.get("lora_paths"):
+        found.append("--enable-lora: the adapters and their buffers are not counted")
+    if args.get("config"):
+        found.append("--config: the flags of that file are not read; give them as flags")
+    if args.get("cpu_offload_gb"):
+        found.append("--cpu-offload-gb: counted as so much less on each GPU and not measured; every step copies it over PCIe")
+    return found
+
+
 def on_cpu(args: t.Mapping[str, t.Any]) -> bool:
     """Whether the engine is to run without a GPU; then the host's memory stands for the GPU's."""
     return args.get("device") == "cpu"
@@ -255,6 +279,8 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
     args = request.args if args is None else args
     resolved = _plan_defaults.resolve(request.release, request.model, _card(request.gpus, args), args)
     weights = weigh(request.model, resolved)
+    if args.get("cpu_offload_gb"):
+        weights = weights._replace(target_gib=weights.target_gib - _offloaded_gib(request.model, args["cpu_offload_gb"], weights))
     if request.given.weights_gib is not None:
         weights = weights._replace(target_gib=request.given.weights_gib)
     if request.given.draft_weights_gib is not None:
@@ -264,6 +290,7 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
     baseline, free, overhead = _memory(request, args, resolved, weights, level)
     pools = _plan_pools.size(request.model, resolved, baseline, free, args.get("mm_feature_transport"))
     problems, warnings = _found(request, args)
+    warnings += _uncounted(request, args)
     if pools.problem is not None:
         problems.append("; ".join(pools.problem))
     late = 0.0 if _plan_defaults.since(request.release, "0.5.14") else weights.draft_gib  # loaded after the pools

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import typing as t
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _flag_facts, _model_config, _model_weights, _plan, _plan_report
@@ -49,10 +50,32 @@ def _beyond(question: Question) -> list[str]:
     ]
 
 
+def _overridden(question: Question) -> tuple[t.Mapping[str, t.Any], list[str]]:
+    """(config.json as --json-model-override-args changes it, problems).
+
+    SGLang 0.5.23 utils/hf_transformers/config.py:411: a dictionary goes into the part of that name, anything else takes its place.
+    """
+    text = question.args.get("json_model_override_args")
+    if text is None:
+        return question.config, []
+    try:
+        changes = json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError):
+        changes = None
+    if not isinstance(changes, dict):
+        return question.config, [f"args: --json-model-override-args: expected a JSON object, found {str(text)[:60]!r}"]
+    config = dict(question.config)
+    for key, value in changes.items():
+        part = config.get(key)
+        config[key] = {**part, **value} if isinstance(value, dict) and isinstance(part, dict) else value
+    return config, []
+
+
 def answer(question: Question) -> tuple[dict[str, t.Any] | None, list[str]]:
     """The plan as plain data (docs/design.md), or what is wrong with the model."""
-    model, problems = _model_config.read(question.config, question.quant_config)
-    beyond = _beyond(question)
+    config, beyond = _overridden(question)
+    model, problems = _model_config.read(config, question.quant_config)
+    beyond += _beyond(question)
     if model is None:
         return None, [f"{question.name}: {problem}" for problem in problems] + beyond
     model, source, notes, problems = _weighed(question, model)

@@ -283,7 +283,9 @@ def size(model: _model.Model, resolved: Resolved, baseline_gib: float, free_afte
     empty = Pools(int(rest_gib * GIB), 0, ratio, 0, 0, 0, 0, 0, 0, full + resolved.swa_full_tokens_ratio * sliding, per_slot)
     needed = 1 - free_after_load_gib / baseline_gib if baseline_gib > 0 else 1.0
     too_little = (
-        f"the weights leave nothing of mem_fraction_static {resolved.mem_fraction_static:.3f}",
+        f"the weights leave nothing of mem_fraction_static {resolved.mem_fraction_static:.3f}"
+        if resolved.mem_fraction_static > 0
+        else f"the {resolved.reserve_mib / 1024:.1f} GiB that SGLang keeps free for prefills and graphs are more than the GPU has",
         (f"a fraction above {needed + 0.001:.3f}, " if needed < 0.98 else "") + "smaller weights (quantised), or more GPUs (tp_size)",
     )
     if rest_gib <= 0:

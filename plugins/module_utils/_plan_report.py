@@ -151,7 +151,7 @@ def _numbers(result: _plan.Outcome) -> dict[str, t.Any]:
     """The four numbers of an outcome; 0 where it would not start."""
     starts = result.starts
     return {
-        "mem_fraction_static": _round(result.resolved.mem_fraction_static, 6),
+        "mem_fraction_static": _round(max(0.0, result.resolved.mem_fraction_static), 6),
         "max_total_num_tokens": result.pools.max_total_num_tokens if starts else 0,
         "max_running_requests": result.pools.max_running_requests if starts else 0,
         "max_request_tokens": result.max_request_tokens if starts else 0,
