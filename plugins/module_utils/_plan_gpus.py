@@ -258,9 +258,10 @@ def _whole(value: t.Any, least: int = 0) -> int | None:
 
 def _used(gpu: t.Mapping[str, t.Any], host: t.Mapping[str, t.Any], total: int) -> int:
     """MiB that others have, without what a running SGLang has, which would be started anew. Of unified memory the host knows."""
+    processes = gpu.get("processes")
     engines = sum(
         _whole(process.get("memory_used_mib")) or 0
-        for process in gpu.get("processes") or ()
+        for process in (processes if isinstance(processes, list) else ())
         if isinstance(process, t.Mapping) and "sglang" in str(process.get("name"))
     )
     if gpu.get("memory_kind") == "unified":
@@ -300,6 +301,8 @@ def by_inventory(result: t.Any, indices: t.Sequence[int | str] | None = None) ->
             (notes if indices is None else problems).append(f"{label} {why}" + ("; left out" if indices is None else ""))
         elif total is None:
             problems.append(f"{label}: expected its memory_total_mib, found {str(stated)[:40]}")
+        elif gpu.get("compute_capability") and not re.fullmatch(r"\d{1,2}\.\d", str(gpu["compute_capability"]), re.ASCII):
+            problems.append(f"{label}: expected its compute_capability such as 8.6, found {str(gpu['compute_capability'])[:40]!r}")
         else:
             capability, index = gpu.get("compute_capability"), _whole(gpu.get("index"))
             name = str(gpu.get("name") or "GPU")[:80]

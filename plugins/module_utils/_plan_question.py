@@ -21,15 +21,18 @@ from ansible_collections.firstlight.sglang.plugins.module_utils._plan_gpus impor
 
 # Of what is asked for: the least and the most that can be meant.
 WANT: dict[str, tuple[int, int]] = {"context": (1, 100_000_000), "concurrency": (1, 1_000_000)}
-# Measured numbers of the GPU with least memory, in GiB but for the last: the most that can be meant. 0 is a number only of a draft.
+# Measured numbers of the GPU with least memory, in GiB but for the last: the most that can be meant.
 GIVEN: dict[str, float] = {
     "avail_before_weights_gib": 100_000.0,
     "weights_gib": 100_000.0,
     "draft_weights_gib": 100_000.0,
     "free_after_load_gib": 100_000.0,
-    "mem_fraction_static": 1.0,
+    "mem_fraction_static": 0.999,
 }
-_MAY_BE_ZERO = ("draft_weights_gib",)
+# The least that can be meant, where it is not a MiB.
+_LEAST_GIVEN = {"draft_weights_gib": 0.0, "mem_fraction_static": 0.01}
+# GiB that numbers of one start may differ by: the engine prints two digits, and other programs move.
+_ROUNDED_GIB = 0.2
 # Flags that a plan computes with, whose numbers SGLang's parser takes as they are: the least and the most that can be meant.
 NUMBERS: dict[str, tuple[float, float]] = {
     "tp_size": (1, 1024),
@@ -53,10 +56,19 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "speculative_eagle_topk": (1, 1024),
     "speculative_num_draft_tokens": (1, 1024),
 }
+# Switches of 0.5.14 to 0.5.19 that set another flag to a word (SGLang 0.5.14 server_args.py:6382, DeprecatedStoreConstAction).
+_STAND_FOR = {
+    "disable_piecewise_cuda_graph": ("cuda_graph_backend_prefill", "disabled"),
+    "enable_breakable_cuda_graph": ("cuda_graph_backend_prefill", "breakable"),
+    "enforce_piecewise_cuda_graph": ("cuda_graph_backend_prefill", "tc_piecewise"),
+}
 # Words of `sglang serve` that say nothing of memory.
 _PASSED_OVER = ("--model-type", "llm")
 # human_readable_int of SGLang 0.5.23 utils/common.py
 _SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+# Python takes 1_0 and the digits of any script for a number; whoever writes so has mistyped.
+_DECIMAL = r"[+-]?(\d{1,30}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,3})?"
 
 Read = t.Tuple[t.Dict[str, t.Any], t.List[str]]  # noqa: UP006
 
@@ -122,7 +134,7 @@ def _typed(converter: str, word: str) -> t.Any:
         if converter in ("loads", "json_list_type"):
             return _plain_json(word)
         if converter == "human_readable_int":
-            match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)(Ki|Mi|Gi|Ti|k|M|G|T)?", word, re.ASCII)
+            match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,9})?)(Ki|Mi|Gi|Ti|k|M|G|T)?", word, re.ASCII)
             return int(Decimal(match[1]) * _SUFFIXES.get(match[2] or "", 1)) if match and _whole_or_decimal(match) else word
         if converter == "nullable_str" and word in ("", "None"):
             return None
@@ -208,8 +220,19 @@ def read_args(table: _flags.FlagTable, words: t.Sequence[str]) -> Read:
             given[name] = typed if many else typed[0] if typed else True
     _rendered, wrong = _flags.check_args(table, given, {})
     problems += [_short(f"args: {_flags.spelling(problem[5:])}") for problem in wrong]
-    made = {table.by_name[name]["dest"]: value for name, value in given.items()}
+    made = {table.by_name[name]["dest"]: _stands_for(table, name, value) for name, value in given.items()}
     return made, problems + _check_numbers(made)
+
+
+def _stands_for(table: _flags.FlagTable, name: str, value: t.Any) -> t.Any:
+    """The value that a flag gives its destination: of a switch that sets another flag, that flag's."""
+    dest, word = _STAND_FOR.get(name, ("", ""))
+    return word if value is True and dest == table.by_name[name]["dest"] else value
+
+
+def _plain_number(value: float) -> str:
+    """As one writes it: 1000000, not 1e+06."""
+    return str(int(value)) if value % 1 == 0 and abs(value) < 1e15 else f"{value:g}"
 
 
 def _check_numbers(args: t.Mapping[str, t.Any]) -> list[str]:
@@ -217,8 +240,10 @@ def _check_numbers(args: t.Mapping[str, t.Any]) -> list[str]:
     problems = []
     for name, (least, most) in NUMBERS.items():
         value = args.get(name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and not least <= value <= most:
-            problems.append(f"args: {_flags.spelling(name)}: expected {least:g} to {most:g}, found {value:g}")
+        endless = isinstance(value, str) and re.match(r"[+-]?\d{31}", value, re.ASCII)
+        if endless or (isinstance(value, (int, float)) and not isinstance(value, bool) and not least <= value <= most):
+            found = _plain_number(value) if isinstance(value, (int, float)) else _shown(value)
+            problems.append(f"args: {_flags.spelling(name)}: expected {_plain_number(least)} to {_plain_number(most)}, found {found}")
     if "model_path" in args:
         problems.append("args: --model-path: the model of a plan is named by itself; leave this flag out")
     return problems
@@ -234,7 +259,7 @@ def by_destination(table: _flags.FlagTable, args: t.Mapping[str, t.Any]) -> Read
     for name, value in args.items():
         option = table.by_name.get(name)
         if option is not None and value is not None:
-            made[option["dest"]] = _typed(option["type"] or "str", value) if isinstance(value, str) else value
+            made[option["dest"]] = _typed(option["type"] or "str", value) if isinstance(value, str) else _stands_for(table, name, value)
     return made, problems + _check_numbers(made)
 
 
@@ -293,20 +318,19 @@ def check_given(values: t.Mapping[str, t.Any]) -> Read:
     problems = [f"given: expected {', '.join(GIVEN)}, found {_shown(key)}" for key in values if key not in GIVEN]
     for key, most in GIVEN.items():
         value = values.get(key)
-        number = _typed("float", value) if isinstance(value, str) else value
+        number = float(value) if isinstance(value, str) and re.fullmatch(_DECIMAL, value, re.ASCII) else value
         if number is None:
             continue
-        least = "0" if key in _MAY_BE_ZERO else "more than 0"
-        good = isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number) and 0 <= number <= most
-        if not good or (number == 0 and key not in _MAY_BE_ZERO) or (key == "mem_fraction_static" and number == 1):
-            problems.append(
-                f"given: expected {key} as a number from {least} to {'less than 1' if most == 1 else f'{most:g}'}, found {_shown(value)}"
-            )
+        least = _LEAST_GIVEN.get(key, 0.001)
+        good = isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number) and least <= number <= most
+        if not good:
+            problems.append(f"given: expected {key} as a number from {least:g} to {most:g}, found {_shown(value)}")
         else:
             given[key] = float(number)
-    before, after = given["avail_before_weights_gib"], given["free_after_load_gib"]
-    if before is not None and after is not None and after > before:
-        problems.append(f"given: expected free_after_load_gib below avail_before_weights_gib, found {after:g} and {before:g}")
+    before, after, weights = given["avail_before_weights_gib"], given["free_after_load_gib"], given["weights_gib"] or 0.0
+    if before is not None and (after or 0.0) + weights > before + (_ROUNDED_GIB if weights else 0.0):
+        parts = [f"{name} {given[name]:g}" for name in ("weights_gib", "free_after_load_gib") if given[name] is not None]
+        problems.append(f"given: expected {' and '.join(parts)} to be at most avail_before_weights_gib {before:g}")
     return given, problems
 
 

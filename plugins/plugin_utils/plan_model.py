@@ -9,6 +9,7 @@ import difflib
 import http.client
 import json
 import re
+import stat
 import time
 import typing as t
 import urllib.error
@@ -45,6 +46,14 @@ class Found:
     headers: dict[str, bytes] = dataclasses.field(default_factory=dict)
     index: dict[str, t.Any] | None = None
     entry: dict[str, t.Any] | None = None
+
+
+def home(text: str) -> Path:
+    """A path with ~ resolved; as it is written where nobody has that name."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
 
 
 def parse_object(what: str, data: bytes) -> dict[str, t.Any]:
@@ -98,9 +107,11 @@ def _part(entry: t.Mapping[str, t.Any], key: str) -> dict[str, t.Any]:
 def _read(path: Path) -> bytes | None:
     """A file of at most LARGEST_BYTES, or None when there is none."""
     try:
-        size = path.stat().st_size
-        if size > LARGEST_BYTES:
-            raise ModelError(f"{path}: expected at most {LARGEST_BYTES >> 20} MiB, found {size >> 20} MiB")
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ModelError(f"{path}: expected a regular file, found something else")
+        if found.st_size > LARGEST_BYTES:
+            raise ModelError(f"{path}: expected at most {LARGEST_BYTES >> 20} MiB, found {found.st_size >> 20} MiB")
         return path.read_bytes()
     except FileNotFoundError:
         return None
@@ -112,6 +123,8 @@ def _headers(directory: Path) -> dict[str, bytes]:
     """The beginnings of the safetensors files. Lengths that cannot be are left to the reader of headers, which says so."""
     found = {}
     for path in sorted(directory.glob("*.safetensors"))[:2000]:
+        if not path.is_file():
+            raise ModelError(f"{path}: expected a regular file, found something else")
         try:
             with path.open("rb") as file:
                 first = file.read(8)
@@ -205,7 +218,7 @@ def from_hub(name: str, revision: str | None, environment: t.Mapping[str, str], 
 def find(text: str, group_vars: Path, environment: t.Mapping[str, str], fetch: t.Callable[..., Found] = from_hub) -> Found:
     """The model that an operator names: an entry of the catalogue, a directory, or org/name[@revision] of the Hub."""
     text = text.strip()
-    path = Path(text).expanduser() if text and "\0" not in text else None
+    path = home(text) if text and "\0" not in text else None
     looks_local = text.startswith(("/", "./", "../", "~")) or text in (".", "..")
     if path is not None and len(text) < 4096 and (looks_local or "/" in text) and path.is_dir():
         return from_directory(path)

@@ -194,6 +194,76 @@ def test_make_passes_what_was_written(tmp_path):
         ]
 
 
+@pytest.mark.parametrize("target", ["plan", "pin"])
+def test_make_runs_nothing_of_what_it_is_given(tmp_path, target):
+    """Dollars in a value are expanded neither by make nor by a shell, also not on the way into the environment."""
+    makefile = (
+        (ROOT / "Makefile")
+        .read_text()
+        .replace("@bin/plan", "@echo")
+        .replace("@python tools/pin.py", "@echo")
+        .replace("tools/setup.sh", "true")
+    )
+    (tmp_path / "Makefile").write_text(makefile)
+    names = ("MODEL", "GPUS", "ARGS", "WANT", "RELEASE", "GIVEN", "OUT", "FORMAT", "EXPLAIN", "CHECK", "GROUP_VARS")
+    words = [f"{name}=$(shell touch {tmp_path}/{name})`touch {tmp_path}/{name}2`'; touch {tmp_path}/{name}3; '" for name in names]
+    done = run("-f", str(tmp_path / "Makefile"), target, *words, command=["make"])
+    assert done.returncode == 0, done.stderr
+    assert "$(shell touch" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Makefile"]
+
+
+def test_paths_that_cannot_be_end_in_words(tmp_path):
+    """Homes of nobody, devices and pipes in the place of files, a full disk, names of bytes that are no letters."""
+    fifo = tmp_path / "config.json"
+    os.mkfifo(fifo)
+    cases = [
+        (("~nobody-has-this-name/x", "t4"), "expected a directory, found none"),
+        (("qwen3-8b", "~nobody-has-this-name/x.json"), "No such file"),
+        (("qwen3-8b", "t4", "--out", "~nobody-has-this-name/x"), "expected a file that can be written"),
+        (("qwen3-8b", "/dev/zero"), "expected a regular file"),
+        ((str(tmp_path), "t4"), "expected a regular file"),
+        (("\udcff\udcfe", "t4"), "expected a name of the catalogue"),
+    ]
+    for words, told in cases:
+        done = run(*words)
+        assert (done.returncode, told in done.stderr, "Traceback" in done.stderr) == (2, True, False), (words, done.stderr)
+    with pathlib.Path("/dev/full").open("w", encoding="ascii") as full:
+        done = subprocess.run(
+            ["bin/plan", "qwen3-8b", "t4"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (2, "plan: expected to write to standard output, found: No space left on device\n")
+
+
+def test_an_engine_on_the_cpu_is_planned_with_the_hosts_memory(tmp_path, capsys):
+    place = tmp_path / "gpus.json"
+    place.write_text(json.dumps({"gpus": [], "memory_total_mib": 65536, "memory_available_mib": 60000}))
+    (asked,) = question("demo", str(place), "--args", "--device cpu").gpus
+    assert (asked.name, asked.memory_total_mib, asked.used_mib) == ("the host's memory", 65536, 5536)
+    assert plan_command.main(["qwen3-8b", "t4", "--args", "--device cpu"], keep) == 2
+    assert "--device cpu takes the host's memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("field", "value"), [("compute_capability", "x"), ("processes", True)])
+def test_fields_of_another_kind_in_a_file_of_gpus(tmp_path, field, value):
+    place = tmp_path / "gpus.json"
+    place.write_text(json.dumps({"gpus": [{"index": 0, "name": "A", "memory_total_mib": 24564, field: value}]}))
+    done = run("qwen3-8b", str(place))
+    assert done.returncode == (2 if field == "compute_capability" else 0), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_overrides_of_the_configuration_count(capsys):
+    words = ["qwen3-8b", "rtx-4090", "--format", "json"]
+    plan_command.main(words)
+    whole = json.loads(capsys.readouterr().out)
+    plan_command.main([*words, "--args", """--json-model-override-args '{"num_hidden_layers": 12}'"""])
+    fewer = json.loads(capsys.readouterr().out)
+    assert fewer["bytes_per_token"] == whole["bytes_per_token"] * 12 / 36
+    assert plan_command.main([*words, "--args", "--json-model-override-args [1]"]) == 2
+    assert "--json-model-override-args: expected a JSON object" in capsys.readouterr().err
+
+
 WORDS = st.sampled_from(
     ["--args", "--want", "--given", "--format", "--release", "--explain", "json", "--", "-x", "2x t4", "context=1"]
 ) | st.text(max_size=8)

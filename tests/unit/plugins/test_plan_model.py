@@ -188,7 +188,7 @@ def test_directories_that_hold_no_model(tmp_path, group_vars):
     with pytest.raises(plan_model.ModelError, match="expected a directory, found none"):
         plan_model.find("/does/not/exist", group_vars, {})
     (tmp_path / "config.json").mkdir()
-    with pytest.raises(plan_model.ModelError, match="expected a file that can be read"):
+    with pytest.raises(plan_model.ModelError, match="expected a regular file"):
         plan_model.find(str(tmp_path), group_vars, {})
 
 

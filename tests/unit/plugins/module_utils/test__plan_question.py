@@ -64,6 +64,8 @@ def test_every_boolean_can_be_turned_off():
         ("--model-path x", "the model of a plan is named by itself"),
         ("-tp 2", "'-tp': expected a flag such as --tp-size"),
         ("sglang serve", "expected a flag, found 'sglang'"),
+        ("--context-length 99999999999999999999", "--context-length: expected 1 to 100000000, found 1e+20"),
+        (f"--max-total-tokens {'9' * 40}", "--max-total-tokens: expected 1 to 10000000000, found '9999999999"),
         ("--context-length 1.5Ki", "--context-length: expected a whole number, or text such as 8k"),
     ],
 )
@@ -76,6 +78,22 @@ def test_what_the_release_does_not_take(line, words):
 @pytest.mark.parametrize(("line", "args"), [("--tp 2", {"tp_size": 2}), ("--mem-frac=0.8", {"mem_fraction_static": 0.8})])
 def test_the_beginning_of_one_flag_only_stands_for_it(line, args):
     assert _plan_question.read_args(TABLE, line.split()) == (args, [])
+
+
+@pytest.mark.parametrize(
+    ("switch", "backend"),
+    [("disable", "disabled"), ("enforce", "tc_piecewise")],
+)
+def test_switches_that_stand_for_a_backend_of_graphs(switch, backend):
+    """0.5.14 to 0.5.19: the switch sets cuda_graph_backend_prefill, on the command line and in an instance alike."""
+    table = flag_tables.table("0.5.16")
+    name = f"{switch}_piecewise_cuda_graph"
+    expected = ({"cuda_graph_backend_prefill": backend}, [])
+    assert _plan_question.read_args(table, [f"--{name.replace('_', '-')}"]) == expected
+    assert _plan_question.by_destination(table, {name: True}) == expected
+    assert _plan_question.read_args(flag_tables.table("0.5.13"), ["--disable-piecewise-cuda-graph"])[0] == {
+        "disable_piecewise_cuda_graph": True
+    }
 
 
 def test_flags_of_an_entry_take_the_names_of_another_release():
@@ -159,13 +177,19 @@ def test_measured_numbers():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("weights_gib=-3", "expected weights_gib as a number from more than 0"),
-        ("weights_gib=0", "expected weights_gib as a number from more than 0"),
+        ("weights_gib=-3", "expected weights_gib as a number from 0.001 to 100000"),
+        ("weights_gib=0", "expected weights_gib as a number from 0.001 to 100000"),
         ("weights_gib=inf", "expected weights_gib"),
-        ("mem_fraction_static=1", "from more than 0 to less than 1"),
-        ("mem_fraction_static=88", "from more than 0 to less than 1"),
+        ("mem_fraction_static=1", "from 0.01 to 0.999"),
+        ("mem_fraction_static=88", "from 0.01 to 0.999"),
         ("avail=3", "expected avail_before_weights_gib=<number>, weights_gib=<number>"),
-        ("avail_before_weights_gib=10 free_after_load_gib=20", "expected free_after_load_gib below avail_before_weights_gib"),
+        ("avail_before_weights_gib=10 free_after_load_gib=20", "expected free_after_load_gib 20 to be at most avail_before_weights_gib 10"),
+        (
+            "avail_before_weights_gib=20 weights_gib=15 free_after_load_gib=10",
+            "expected weights_gib 15 and free_after_load_gib 10 to be at most avail_before_weights_gib 20",
+        ),
+        ("weights_gib=1_0", "found '1_0'"),
+        ("weights_gib=\u0661\u0662", "expected weights_gib as a number"),
     ],
 )
 def test_measured_numbers_that_are_none(text, words):

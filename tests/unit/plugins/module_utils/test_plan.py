@@ -14,6 +14,7 @@ from plan_runs import MTP, flags, measured_models, runs
 MODELS = measured_models()
 QWEN = MODELS["q27"]
 MEASURED = runs("measured")
+DENSE = MODELS["q8"]
 A6000 = tuple(_plan.Gpu(index, "NVIDIA RTX A6000", 49140, "8.6") for index in range(2))
 CT129 = {"tp_size": 2, "dtype": "bfloat16", "mamba_scheduler_strategy": "extra_buffer", **MTP}
 COMPONENTS = {
@@ -289,3 +290,55 @@ def test_measured_numbers_of_other_ranks_are_not_carried_over():
     wider = next(one for one in found["alternatives"] if one["id"] == "tp_4")
     fresh = report({**CT129, "tp_size": 4}, gpus=tuple(dataclasses.replace(A6000[0], index=index) for index in range(4)))
     assert wider["max_total_num_tokens"] == fresh["max_total_num_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({"mem_fraction_static": 0.3}, {"without_mem_fraction_static", "fraction"}),
+        ({"page_size": 7, "chunked_prefill_size": 2048}, {"without_page_size"}),
+        ({"pp_size": 3}, {"without_pp_size", "gpus"}),
+        ({"tp_size": 3}, {"tp_1", "tp_2"}),
+        ({"context_length": 10_000_000}, {"without_context_length"}),
+    ],
+)
+def test_flags_in_the_way_are_left_out(args, expected):
+    found = report(args=args, gpus=A6000[:1] * 2 if "tp_size" in args else A6000, model=DENSE)
+    assert found["verdict"] == "fits_with_changes"
+    assert {one["id"] for one in found["alternatives"]} >= expected, found["alternatives"]
+
+
+def test_limits_of_the_flags_below_what_is_asked_for_are_raised():
+    want = _plan.Want(context=8192, concurrency=8)
+    found = report(args={"max_running_requests": 2, "max_total_tokens": 4096, "context_length": 4096}, model=DENSE, want=want)
+    best = found["alternatives"][0]
+    assert (found["verdict"], best["meets_want"]) == ("fits_with_changes", True)
+    assert best["args"] == {"max_running_requests": 8, "max_total_tokens": None, "context_length": 8192}
+
+
+def test_measured_memory_of_a_draft_is_not_kept_without_it():
+    measured = _plan.Given(avail_before_weights_gib=46.58, weights_gib=27.2, draft_weights_gib=1.5, free_after_load_gib=17.0)
+    found = report(given=measured)
+    without = next(one for one in found["alternatives"] if one["id"] == "no_speculation")
+    assert without["max_total_num_tokens"] > 0
+    asked = request(given=measured)
+    change = next(change for change in _plan_alternatives.singles(asked, _plan.outcome(asked)) if change.name == "no_speculation")
+    tried = _plan_alternatives._try(asked, (change,)).outcome
+    assert (tried.weights.target_gib, tried.weights.draft_gib) == (27.2, 0.0)
+    assert tried.free_after_load_gib > measured.free_after_load_gib + 1
+
+
+def test_layers_kept_in_the_hosts_memory_and_what_is_not_counted():
+    plain = _plan.outcome(request(args={}, model=DENSE))
+    kept = _plan.outcome(request(args={"cpu_offload_gb": 4}, model=DENSE))
+    assert kept.weights.target_gib == pytest.approx(plain.weights.target_gib - 4)
+    assert _plan.outcome(request(args={"cpu_offload_gb": 10_000}, model=DENSE)).weights.target_gib > 0
+    for flag, value in {"quantization": "bitsandbytes", "load_format": "gguf", "enable_lora": True, "config": "x.yml"}.items():
+        warnings = _plan.outcome(request(args={flag: value}, model=DENSE)).warnings
+        assert any(f"--{flag.replace('_', '-')}" in warning for warning in warnings), (flag, warnings)
+
+
+def test_a_card_smaller_than_the_reserve_has_no_negative_fraction():
+    found = report(args={"chunked_prefill_size": 1 << 20}, gpus=A6000[:1], model=DENSE)
+    assert found["mem_fraction_static"] == 0.0
+    assert "are more than the GPU has" in " ".join(found["reasons"])
