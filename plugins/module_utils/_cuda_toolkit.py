@@ -168,7 +168,7 @@ def parse_madison(text: str) -> dict[str, list[str]]:
 
 
 def telling_line(text: str) -> str:
-    """The line that says why a compilation failed; tools that run others add lines about those having failed (case B16)."""
+    """The line that says why a compilation failed; tools that run others add lines about those having failed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for pattern in (r"fatal error:|Unsupported gpu architecture|unsupported GNU version|Killed|cannot find", r"error|fatal", r""):
         for line in lines:

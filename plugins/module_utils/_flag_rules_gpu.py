@@ -42,7 +42,7 @@ _BLACKWELL_12 = ("triton", "trtllm_mha", "flashinfer")
 @rule(
     "hybrid-blackwell-backend",
     ERROR,
-    "Attention backends of hybrid models on Blackwell (case B08)",
+    "Attention backends of hybrid models on Blackwell",
     "0.5.8 layers/attention/attention_registry.py:205",
     last="0.5.9",
 )
@@ -53,7 +53,7 @@ def _hybrid_blackwell_first(facts: Facts) -> t.Iterator[str]:
 @rule(
     "hybrid-blackwell-backend",
     ERROR,
-    "Attention backends of hybrid models on Blackwell (case B08)",
+    "Attention backends of hybrid models on Blackwell",
     "0.5.10 layers/attention/attention_registry.py:210; 0.5.15.post1 layers/attention/attention_registry.py:295",
     first="0.5.10",
     last="0.5.15.post1",
@@ -65,7 +65,7 @@ def _hybrid_blackwell_second(facts: Facts) -> t.Iterator[str]:
 @rule(
     "hybrid-blackwell-backend",
     ERROR,
-    "Attention backends of hybrid models on Blackwell (case B08)",
+    "Attention backends of hybrid models on Blackwell",
     "0.5.16 layers/attention/attention_registry.py:336; 0.5.20 layers/attention/attention_registry.py:435",
     first="0.5.16",
     last="0.5.20",
@@ -77,7 +77,7 @@ def _hybrid_blackwell_third(facts: Facts) -> t.Iterator[str]:
 @rule(
     "hybrid-blackwell-backend",
     ERROR,
-    "Attention backends of hybrid models on Blackwell (case B08)",
+    "Attention backends of hybrid models on Blackwell",
     "0.5.21 layers/attention/attention_registry.py:435; 0.5.23 layers/attention/attention_registry.py:44",
     first="0.5.21",
 )
@@ -137,7 +137,7 @@ def _trtllm_mha_gpu(facts: Facts) -> t.Iterator[str]:
 @rule(
     "trtllm-mha-consumer-blackwell",
     WARNING,
-    "trtllm_mha on compute capability 12, which lacks the instructions that it was made for (case B08)",
+    "trtllm_mha on compute capability 12, which lacks the instructions that it was made for",
     "sgl-project/sglang#18758; the resolver of 0.5.23 takes it (arg_groups/attention_hook.py:200)",
     first="0.5.19",
 )
@@ -318,7 +318,7 @@ def _fp4_weight_only(facts: Facts) -> t.Iterator[str]:
 @rule(
     "fp8-weight-only",
     WARNING,
-    "FP8 weights below compute capability 8.9 go through a weight-only path that was seen to fail (case B09)",
+    "FP8 weights below compute capability 8.9 go through a weight-only path that was seen to fail",
     "sgl-project/sglang#7715, #12887, #38291; 0.5.23 layers/quantization/fp8_utils.py",
 )
 def _fp8_weight_only(facts: Facts) -> t.Iterator[str]:
@@ -333,7 +333,7 @@ def _fp8_weight_only(facts: Facts) -> t.Iterator[str]:
 @rule(
     "fp8-cache-triton",
     ERROR,
-    "Triton has no fp8_e4m3 below compute capability 8.9 (case B09)",
+    "Triton has no fp8_e4m3 below compute capability 8.9",
     "sgl-project/sglang#7715, #12887: fp8e4nv not supported in this architecture",
 )
 def _fp8_cache_triton(facts: Facts) -> t.Iterator[str]:
@@ -348,7 +348,7 @@ def _fp8_cache_triton(facts: Facts) -> t.Iterator[str]:
 @rule(
     "fp8-cache-gpu",
     WARNING,
-    "An fp8_e4m3 cache below compute capability 8.9 (case B09)",
+    "An fp8_e4m3 cache below compute capability 8.9",
     "sgl-project/sglang#7715; 0.5.23 layers/attention/flashinfer_backend.py:899 (reads both kinds)",
 )
 def _fp8_cache_gpu(facts: Facts) -> t.Iterator[str]:
@@ -490,7 +490,7 @@ def _ep_size(facts: Facts) -> t.Iterator[str]:
 @rule(
     "gpus-unbalanced",
     ERROR,
-    "Free memory of the GPUs of one engine within a tenth of each other (case B18)",
+    "Free memory of the GPUs of one engine within a tenth of each other",
     "0.5.8 model_executor/model_runner.py:793; 0.5.23 distributed/bootstrap.py:442",
 )
 def _gpus_unbalanced(facts: Facts) -> t.Iterator[str]:
@@ -509,7 +509,7 @@ def _gpus_unbalanced(facts: Facts) -> t.Iterator[str]:
 @rule(
     "all-reduce-pcie",
     WARNING,
-    "Two GPUs on PCIe: the engine's own all-reduce goes through peer access, which can hang behind an IOMMU (case B32)",
+    "Two GPUs on PCIe: the engine's own all-reduce goes through peer access, which can hang behind an IOMMU",
     "0.5.23 distributed/device_communicators/custom_all_reduce_utils.py:492 (more than two without NVLink switch it off themselves); "
     "sgl-project/sglang#9706; pytorch/pytorch#76101 (RTX A6000)",
 )

@@ -40,7 +40,7 @@ def _mem_fraction(facts: Facts) -> t.Iterator[str]:
 @rule(
     "mem-fraction-high",
     WARNING,
-    "A mem_fraction_static above 0.97 leaves nothing for graphs, activations and libraries (case B06)",
+    "A mem_fraction_static above 0.97 leaves nothing for graphs, activations and libraries",
     "captured K06 (0.995: CUBLAS_STATUS_ALLOC_FAILED, exit 137) and L5 (0.97 on 139 GiB served)",
 )
 def _mem_fraction_high(facts: Facts) -> t.Iterator[str]:
@@ -93,7 +93,7 @@ def _chunk_page(facts: Facts) -> t.Iterator[str]:
 @rule(
     "hicache-memory",
     ERROR,
-    "hicache_size is taken by each rank, twice with a hybrid model (case B35)",
+    "hicache_size is taken by each rank, twice with a hybrid model",
     "sgl-project/sglang#29034",
 )
 def _hicache_memory(facts: Facts) -> t.Iterator[str]:
@@ -196,7 +196,7 @@ _TOOL_PARSERS = (
 @rule(
     "tool-call-parser",
     WARNING,
-    "A parser of tool calls that reads another grammar than the model writes (case B25)",
+    "A parser of tool calls that reads another grammar than the model writes",
     "sgl-project/sglang#26790, #26793, #26172",
 )
 def _tool_call_parser(facts: Facts) -> t.Iterator[str]:
@@ -256,7 +256,7 @@ def _moved(port: float) -> float:
     "ports-own",
     ERROR,
     "The HTTP port and the hidden ports of one instance are different",
-    "0.5.23 server_args.py:728, class PortArgs; case B44",
+    "0.5.23 server_args.py:728, class PortArgs",
 )
 def _ports_own(facts: Facts) -> t.Iterator[str]:
     port, rendezvous = facts.number("port"), facts.number("nccl_port")
@@ -273,7 +273,7 @@ def _ports_own(facts: Facts) -> t.Iterator[str]:
     "ports-others",
     ERROR,
     "No port of one instance is a port of another on the host, hidden ones included",
-    "0.5.23 server_args.py:728, class PortArgs; case B44 (sgl-project/sglang#37215, #10693)",
+    "0.5.23 server_args.py:728, class PortArgs (sgl-project/sglang#37215, #10693)",
 )
 def _ports_others(facts: Facts) -> t.Iterator[str]:
     yield from conflicts(facts.args, facts.others)

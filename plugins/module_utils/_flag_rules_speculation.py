@@ -169,7 +169,7 @@ def _speculative_mixed_chunk(facts: Facts) -> t.Iterator[str]:
 @rule(
     "speculative-draft-model",
     ERROR,
-    "Speculation with a draft model, but neither a path to one nor draft layers in the checkpoint (case B11: the model is loaded twice)",
+    "Speculation with a draft model, but neither a path to one nor draft layers in the checkpoint (the model is loaded twice)",
     "0.5.8 server_args.py:2180; 0.5.23 arg_groups/speculative_hook.py:1133",
 )
 def _speculative_draft_model(facts: Facts) -> t.Iterator[str]:
@@ -185,7 +185,7 @@ def _speculative_draft_model(facts: Facts) -> t.Iterator[str]:
 @rule(
     "speculative-default-requests",
     WARNING,
-    "Up to 0.5.12 speculation reserves state for 48 requests on a hybrid model when max_running_requests is not given (case B03)",
+    "Up to 0.5.12 speculation reserves state for 48 requests on a hybrid model when max_running_requests is not given",
     "0.5.10 model_executor/model_runner_kv_cache_mixin.py:179",
     last="0.5.12.post1",
 )
@@ -200,7 +200,7 @@ def _speculative_default_requests(facts: Facts) -> t.Iterator[str]:
 @rule(
     "speculative-hybrid-crash",
     WARNING,
-    "Speculation on a hybrid model crashes after hours (case B34, sgl-project/sglang#29516: mended in 0.5.14)",
+    "Speculation on a hybrid model crashes after hours (sgl-project/sglang#29516: mended in 0.5.14)",
     "sgl-project/sglang#29516, #28464",
     first="0.5.13",
     last="0.5.13",
@@ -216,7 +216,7 @@ def _speculative_hybrid_crash(facts: Facts) -> t.Iterator[str]:
 @rule(
     "speculative-hybrid-depth",
     WARNING,
-    "More than 3 steps of speculation on a hybrid model were seen to fault under load (case B43)",
+    "More than 3 steps of speculation on a hybrid model were seen to fault under load",
     "sgl-project/sglang#20043, #19897; vllm-project/vllm#34948",
 )
 def _speculative_hybrid_depth(facts: Facts) -> t.Iterator[str]:
@@ -238,7 +238,7 @@ def _strategy(facts: Facts) -> str:
 @rule(
     "hybrid-speculation-radix",
     ERROR,
-    "Speculation with the radix cache on a hybrid model needs the strategy extra_buffer (case B01)",
+    "Speculation with the radix cache on a hybrid model needs the strategy extra_buffer",
     "0.5.10 server_args.py:2207; 0.5.13 server_args.py:2755; sgl-project/sglang#22908",
     first="0.5.10",
     last="0.5.13",
@@ -307,7 +307,7 @@ def _no_buffer(facts: Facts) -> bool:
 @rule(
     "hybrid-no-buffer-overlap",
     ERROR,
-    "The strategy no_buffer needs the overlap schedule off (case B01)",
+    "The strategy no_buffer needs the overlap schedule off",
     "0.5.14 server_args.py:4359; 0.5.23 arg_groups/mamba_hook.py:158; captured K16 (exit 1)",
     first="0.5.14",
 )
@@ -439,7 +439,7 @@ def _hybrid_state_slots(facts: Facts) -> t.Iterator[str]:
 @rule(
     "hybrid-requests",
     WARNING,
-    "max_mamba_cache_size holds fewer requests than max_running_requests asks for (case B03)",
+    "max_mamba_cache_size holds fewer requests than max_running_requests asks for",
     "0.5.23 mem_cache/kv_cache_configurator.py:3119; sgl-project/sglang#33004",
     first="0.5.10",
 )
@@ -455,7 +455,7 @@ def _hybrid_requests(facts: Facts) -> t.Iterator[str]:
 @rule(
     "hybrid-state-default",
     WARNING,
-    "Without the radix cache the default is 512 state slots, which do not fit on smaller cards (case B04)",
+    "Without the radix cache the default is 512 state slots, which do not fit on smaller cards",
     "0.5.8 model_executor/model_runner_kv_cache_mixin.py:177; sgl-project/sglang#18786",
     last="0.5.8",
 )

@@ -13,7 +13,7 @@ from ansible_collections.firstlight.sglang.plugins.module_utils import _gpu_gene
 from ansible_collections.firstlight.sglang.plugins.module_utils._gpu_cell import Reading
 
 _SEVERITIES = ("error", "warning", "info")
-# Memory that a desktop or another service holds and that decides whether a model fits (case B42).
+# Memory that a desktop or another service holds and that decides whether a model fits.
 FOREIGN_MEMORY_MIB = 500
 # What Windows keeps of a GPU under WSL2 without showing it as used (case A22).
 WSL_HIDDEN_MIB = 1341
