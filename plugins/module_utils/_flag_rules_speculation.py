@@ -254,7 +254,7 @@ def _hybrid_speculation_radix(facts: Facts) -> t.Iterator[str]:
 @rule(
     "hybrid-speculation-environment",
     ERROR,
-    "The strategy extra_buffer with speculation needs SGLANG_ENABLE_SPEC_V2=1 (cases B01, B11)",
+    "The strategy extra_buffer with speculation needs SGLANG_ENABLE_SPEC_V2=1",
     "0.5.10 server_args.py:2207, environ.py:442 (off unless set); 0.5.11 environ.py:459 (on)",
     first="0.5.10",
     last="0.5.10.post1",
