@@ -195,7 +195,7 @@ def _more_gpus(request: _plan.Request, base: _plan.Outcome) -> list[Change]:
     asked = resolved.tp_size * resolved.pp_size * (1 if resolved.attention_dp else resolved.dp_size)
     if asked > have:
         changes.append(Change("gpus", f"the {asked} GPUs that the flags ask for", {}, _more(asked - have), 3, asked))
-    for tp in (1, 2, 4, 8):
+    for tp in sorted({1, 2, 4, 8, max(1, have // resolved.pp_size)}):
         ranks = tp * resolved.pp_size
         if tp == resolved.tp_size or ranks > max(_MOST_RANKS, have) or (tp < resolved.tp_size and base.starts):
             continue
@@ -205,6 +205,19 @@ def _more_gpus(request: _plan.Request, base: _plan.Outcome) -> list[Change]:
             changes.append(Change(f"tp_{tp}", f"{_on(tp)} here", {"tp_size": tp}, cost, 1))
         else:
             changes.append(Change(f"tp_{tp}", _on(tp), {"tp_size": tp}, _more(more), 3, ranks))
+    return changes + _pipelines(have, resolved)
+
+
+def _pipelines(have: int, resolved: _plan_defaults.Resolved) -> list[Change]:
+    """Stages of layers over GPUs that no split of each layer uses all of: three of three, six of six."""
+    split = max(tp for tp in (1, 2, 4, 8) if tp <= have)
+    changes = []
+    for tp in (4, 2, 1):
+        stages = have // tp
+        sizes = {"tp_size": tp, "pp_size": stages}
+        if stages > 1 and tp * stages > split and (tp, stages) != (resolved.tp_size, resolved.pp_size):
+            what = f"a pipeline of {stages} stages" + (f", each split over {tp} GPUs" if tp > 1 else "")
+            changes.append(Change(f"tp_{tp}_pp_{stages}", what, sizes, "slower single answers", 1))
     return changes
 
 

@@ -342,3 +342,12 @@ def test_a_card_smaller_than_the_reserve_has_no_negative_fraction():
     found = report(args={"chunked_prefill_size": 1 << 20}, gpus=A6000[:1], model=DENSE)
     assert found["mem_fraction_static"] == 0.0
     assert "are more than the GPU has" in " ".join(found["reasons"])
+
+
+def test_three_gpus_are_used_as_a_pipeline():
+    """No model's heads divide by three here; a pipeline takes all three GPUs, and more tokens than two of them."""
+    three = tuple(_plan.Gpu(index, "NVIDIA GeForce RTX 3090", 24576, "8.6") for index in range(3))
+    found = {one["id"]: one for one in report({}, gpus=three, model=DENSE)["alternatives"]}
+    assert found["tp_1_pp_3"]["args"] == {"tp_size": 1, "pp_size": 3}
+    assert found["tp_1_pp_3"]["max_total_num_tokens"] > found["tp_2"]["max_total_num_tokens"] > 0
+    assert "tp_3" not in found
