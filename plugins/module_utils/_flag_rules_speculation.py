@@ -430,9 +430,13 @@ def _state_slots(facts: Facts) -> int:
 )
 def _hybrid_state_slots(facts: Facts) -> t.Iterator[str]:
     slots, each = facts.number("max_mamba_cache_size"), _state_slots(facts)
-    if facts.hybrid() and slots is not None and slots < each:
+    shares = max(facts.size("dp_size"), facts.size("attn_dp_size")) if facts.attention_dp() else 1  # each data parallel rank gets a share
+    if facts.hybrid() and slots is not None and slots // shares < each:
+        where = f" on each of {shares} data parallel ranks" if shares > 1 else ""
+        least = each * shares
         yield (
-            f"args.max_mamba_cache_size: expected {each} or more (the slots of one request), found {text(slots)}; write {each} x requests"
+            f"args.max_mamba_cache_size: expected {least} or more (the slots of one request{where}), found {text(slots)}; "
+            f"write {least} x requests{where}"
         )
 
 

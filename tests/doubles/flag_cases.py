@@ -207,6 +207,13 @@ CASES = [
         "0.5.15.post1",
         "captured K08",
     ),
+    Case(
+        "hybrid-state-slots",
+        "expected 10 or more (the slots of one request on each of 2 data parallel ranks), found 8",
+        {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True, "max_mamba_cache_size": 8},
+        Q27,
+    ),
+    Case("hybrid-state-slots", None, {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True, "max_mamba_cache_size": 10}, Q27),
     Case("hybrid-state-slots", None, {**MTP, "max_mamba_cache_size": 20}, Q27, "0.5.15.post1", "captured G4"),
     Case("hybrid-state-slots", None, {**MTP, "max_mamba_cache_size": 4, "disable_radix_cache": True}, Q27),
     Case(
