@@ -433,7 +433,10 @@ def resolve(raw: t.Mapping[str, t.Any], settings: Settings, catalogue: Catalogue
     """
     instances, problems = [], _check_cuda_home(settings.cuda_home)
     if not raw:
-        problems.append(f"this host has no instance: no variable {PREFIX}<group> is set for it. Put it into a model group, or set one.")
+        problems.append(
+            f"this host has no instance: no variable {PREFIX}<group> is set for it. Put it into a model group, or set one. "
+            "(Ansible reads the group_vars beside the inventory: keep yours in this repository's inventory/, which has the catalogue.)"
+        )
     for variable in sorted(raw):
         instance, found = resolve_one(variable[len(PREFIX) :], raw[variable], settings, catalogue)
         problems += [f"{variable}: {problem}" for problem in found]

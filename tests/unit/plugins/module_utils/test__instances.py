@@ -170,7 +170,10 @@ def test_a_mistake_does_not_hide_the_next():
 def test_a_host_without_an_instance_is_a_mistake():
     assert _instances.resolve({}, SETTINGS, CATALOGUE) == (
         [],
-        ["this host has no instance: no variable sglang_instance_<group> is set for it. Put it into a model group, or set one."],
+        [
+            "this host has no instance: no variable sglang_instance_<group> is set for it. Put it into a model group, or set one. "
+            "(Ansible reads the group_vars beside the inventory: keep yours in this repository's inventory/, which has the catalogue.)"
+        ],
     )
 
 
