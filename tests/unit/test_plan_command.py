@@ -269,7 +269,7 @@ WORDS = st.sampled_from(
 ) | st.text(max_size=8)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=60)
 @given(st.lists(WORDS.filter(lambda word: "/" not in word), max_size=7))
 @example(words=["--", "--"])
 @example(words=["--args", "--", "2x t4"])
