@@ -37,11 +37,10 @@ plan: export PLAN_RELEASE := $(value RELEASE)
 plan: export PLAN_GIVEN := $(value GIVEN)
 plan: export PLAN_OUT := $(value OUT)
 plan: export PLAN_FORMAT := $(value FORMAT)
-plan: export PLAN_EXPLAIN := $(value EXPLAIN)
 plan: ## what fits: make plan MODEL=qwen3-8b GPUS="1x rtx-4090" [ARGS="--tp-size 2"] [WANT="context=32768 concurrency=4"] [FORMAT=json|md|html]
 	@tools/setup.sh >&2
 	@bin/plan --args "$$PLAN_ARGS" --want "$$PLAN_WANT" --release "$$PLAN_RELEASE" --given "$$PLAN_GIVEN" --out "$$PLAN_OUT" \
-	  --format "$${PLAN_FORMAT:-text}" $${PLAN_EXPLAIN:+--explain} -- "$$PLAN_MODEL" "$$PLAN_GPUS"; \
+	  --format "$${PLAN_FORMAT:-text}" $(if $(filter-out 0 no false,$(value EXPLAIN)),--explain) -- "$$PLAN_MODEL" "$$PLAN_GPUS"; \
 	  code=$$?; [ $$code -eq 3 ] || [ $$code -eq 4 ] || exit $$code
 
 deploy: setup ## run site.yml: make deploy INVENTORY=... [LIMIT=...]

@@ -53,6 +53,16 @@ _WORKSPACE_OTHER = 0.5
 _ACTIVATION_MIB = {True: 0.39, False: 0.075}
 
 
+# Flags that change memory in ways that the numbers leave out, and what that is.
+_NOT_COUNTED = {
+    ("ep_num_redundant_experts",): "the redundant experts are not counted",
+    ("enable_hierarchical_cache", "hicache_size"): "the host memory of the hierarchical cache is not counted",
+    ("base_gpu_id", "gpu_id_step"): "the numbers are those of the first GPUs given; name those that the engine takes",
+    ("attn_cp_size", "moe_dp_size"): "this split is not counted",
+    ("offload_group_size", "offload_num_in_group"): "layers kept in host memory are not counted",
+}
+
+
 class Weights(t.NamedTuple):
     """GiB on the GPU with most: the target's, the draft's until sizing, and what of the draft goes again afterwards (TRANSFERS)."""
 
@@ -194,8 +204,14 @@ def _uncounted(request: Request, args: t.Mapping[str, t.Any]) -> list[str]:
         found.append(f"--load-format {args['load_format']}: the weights are counted from config.json, not from its files; give weights_gib")
     if args.get("enable_lora") or args.get("lora_paths"):
         found.append("--enable-lora: the adapters and their buffers are not counted")
+    if (args.get("nnodes") or 1) > 1:
+        found.append("--nnodes: the GPUs are taken as those of one host; give those of all nodes")
     if args.get("config"):
         found.append("--config: the flags of that file are not read; give them as flags")
+    for flags, what in _NOT_COUNTED.items():
+        given = [f"--{flag.replace('_', '-')}" for flag in flags if args.get(flag) not in (None, False, 0)]
+        if given:
+            found.append(f"{', '.join(given)}: {what}")
     if args.get("cpu_offload_gb"):
         found.append("--cpu-offload-gb: counted as so much less on each GPU and not measured; every step copies it over PCIe")
     return found
@@ -236,6 +252,16 @@ def _card(gpus: tuple[Gpu, ...], args: t.Mapping[str, t.Any]) -> _plan_defaults.
     return _plan_defaults.Card(smallest.memory_total_mib, smallest.compute_capability)
 
 
+def ranks_of(resolved: _plan_defaults.Resolved) -> int:
+    """GPUs that the engine takes."""
+    return resolved.tp_size * resolved.pp_size * (1 if resolved.attention_dp else resolved.dp_size)
+
+
+def used(request: Request, resolved: _plan_defaults.Resolved) -> tuple[Gpu, ...]:
+    """The GPUs that the engine takes, in their order; as many as there are, where it asks for more."""
+    return request.gpus[: max(1, ranks_of(resolved))]
+
+
 def _found(request: Request, args: t.Mapping[str, t.Any]) -> tuple[list[str], list[str]]:
     """(what the rules refuse, what they warn of): flags against each other, the model and the GPUs."""
     gpus = [dataclasses.asdict(gpu) for gpu in request.gpus]
@@ -262,7 +288,7 @@ def _memory(
         baseline = given.avail_before_weights_gib + (_BEFORE_LOAD_LINE if counted else 0.0)
     else:
         gone = 0.0 if on_cpu(args) else before_loading_gib(ranks, any(gpu.unified for gpu in request.gpus))[2 - level]
-        baseline = min((gpu.memory_total_mib - gpu.used_mib) / 1024 for gpu in request.gpus[: max(ranks, 1)] or request.gpus) - gone
+        baseline = min((gpu.memory_total_mib - gpu.used_mib) / 1024 for gpu in used(request, resolved)) - gone
     if given.free_after_load_gib is not None:
         return baseline, given.free_after_load_gib, baseline - loaded - given.free_after_load_gib
     if given.weights_gib is not None:  # printed as the difference of free memory, so what loading took is in it
@@ -285,7 +311,7 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
         weights = weights._replace(target_gib=request.given.weights_gib)
     if request.given.draft_weights_gib is not None:
         weights = weights._replace(draft_gib=request.given.draft_weights_gib)
-    if resolved.speculation is None:
+    if resolved.speculation is None or resolved.speculation.algorithm == "NGRAM":  # n-grams have no weights
         weights = weights._replace(draft_gib=0.0, draft_returned_gib=0.0)
     baseline, free, overhead = _memory(request, args, resolved, weights, level)
     pools = _plan_pools.size(request.model, resolved, baseline, free, args.get("mm_feature_transport"))

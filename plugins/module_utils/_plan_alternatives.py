@@ -131,8 +131,9 @@ def _taken_back(request: _plan.Request, base: _plan.Outcome) -> list[Change]:
 
 
 def _kv_dtype(request: _plan.Request) -> str:
-    """The 8-bit type that the card's attention kernels take: e4m3 from compute capability 8.9 on, and wherever flashinfer or fa3 runs."""
-    return "fp8_e5m2" if request.args.get("attention_backend") == "triton" else "fp8_e4m3"
+    """The 8-bit type that the card's kernels take: e4m3 from compute capability 8.9 on (_flag_rules_gpu)."""
+    older = any(tuple(map(int, (gpu.compute_capability or "9.0").split("."))) < (8, 9) for gpu in request.gpus)
+    return "fp8_e5m2" if older else "fp8_e4m3"
 
 
 def singles(request: _plan.Request, base: _plan.Outcome) -> list[Change]:
@@ -330,7 +331,7 @@ def _gain(base: _plan.Outcome, tried: _plan.Outcome) -> float:
 
 def alternatives(request: _plan.Request, base: _plan.Outcome) -> list[Alternative]:
     """What helps, the best first: what reaches the goal at the lowest price, then what gives most."""
-    changes = singles(request, base)
+    changes = [one for one in singles(request, base) if one.gpus or apply(request.args, one.args) != dict(request.args)]
     tried = [_try(request, (change,)) for change in changes]
     short = base.meets(request.want) is False or not base.starts
     if short and not any(one.reached and one.price[0] < _HARDWARE for one in tried):
@@ -346,17 +347,37 @@ def alternatives(request: _plan.Request, base: _plan.Outcome) -> list[Alternativ
             good.append(one)
     if short and not good:  # nothing reaches it: what comes nearer
         good = [one for one in tried if one.outcome.starts and _gain(base, one.outcome) >= _WORTH]
-    good.sort(key=lambda one: (one.price, -min(one.outcome.max_request_tokens, one.outcome.pools.max_total_num_tokens)))
-    return _told(good)
+    good.sort(
+        key=lambda one: (
+            one.price[0] >= _HARDWARE,
+            doubtful(base, one),
+            one.price,
+            -min(one.outcome.max_request_tokens, one.outcome.pools.max_total_num_tokens),
+        )
+    )
+    return _told(request, good)
 
 
-def _told(found: list[Alternative]) -> list[Alternative]:
+def doubtful(base: _plan.Outcome, one: Alternative) -> bool:
+    """Whether a rule warns of an alternative that does not warn of the flags as they are."""
+    told = (warning for warning in one.outcome.warnings if "expected " in warning and " found " in warning)  # as rules write
+    return any(warning not in base.warnings for warning in told)
+
+
+def surely(request: _plan.Request, one: Alternative) -> bool:
+    """Whether an alternative reaches what was asked for even with the largest overheads that were seen."""
+    asked = _with_gpus(request, one.changes)
+    return _plan.outcome(asked, apply(request.args, one.args), level=0).meets(request.want) is not False
+
+
+def _told(request: _plan.Request, found: list[Alternative]) -> list[Alternative]:
     """The first ones; of those that take more GPUs, only the two that take fewest; none twice."""
     told: list[Alternative] = []
     bought = 0
     for one in found:
         bought += one.price[0] == _HARDWARE
-        twice = any(other.args == one.args and other.price[1] == one.price[1] for other in told)
+        made = apply(request.args, one.args)
+        twice = any(apply(request.args, other.args) == made and other.price[1] == one.price[1] for other in told)
         if not twice and (one.price[0] < _HARDWARE or bought <= 2):
             told.append(one)
     return told[:_TOLD]

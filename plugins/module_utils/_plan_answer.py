@@ -7,11 +7,36 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _flag_facts, _model_config, _model_weights, _plan, _plan_report
+from ansible_collections.firstlight.sglang.plugins.module_utils import (
+    _flag_facts,
+    _model_config,
+    _model_weights,
+    _plan,
+    _plan_defaults,
+    _plan_report,
+)
 from ansible_collections.firstlight.sglang.plugins.module_utils._model import Model
 from ansible_collections.firstlight.sglang.plugins.module_utils._plan_question import Question
+
+_MEASURED = ("avail_before_weights_gib", "weights_gib", "draft_weights_gib", "free_after_load_gib")
+# Share of the memory by which numbers of one start may disagree: other programs move, and unified memory counts the page cache.
+_DISAGREE = 0.05
+
+
+def _absent(names: t.Iterable[str]) -> list[str]:
+    """Files of a checkpoint that its own files' names (model-00001-of-00005) say are missing."""
+    found = [re.fullmatch(r"(.*-)(\d+)(-of-)(\d+)(\.safetensors)", name) for name in names]
+    known = {match[0] for match in found if match}
+    sets = {(match[1], len(match[2]), match[3] + match[4] + match[5], int(match[4])) for match in found if match}
+    return [
+        name
+        for start, width, end, count in sorted(sets)
+        for name in (f"{start}{number:0{width}d}{end}" for number in range(1, min(count, 10_000) + 1))
+        if name not in known
+    ]
 
 
 def _weighed(question: Question, model: Model) -> tuple[Model, str, list[str], list[str]]:
@@ -30,6 +55,14 @@ def _weighed(question: Question, model: Model) -> tuple[Model, str, list[str], l
     if problems:
         return model, "config", [], problems
     missing = [name for name in names if name not in tensors]
+    absent = [] if question.index is not None else _absent(question.headers)
+    if absent:
+        return (
+            model,
+            "config",
+            [f"{len(absent)} files of the checkpoint are missing ({absent[0]}); weights are those of the configuration"],
+            [],
+        )
     if tensors and not missing:
         made, notes = _model_weights.with_tensors(model, tensors)
         return made, "headers", notes, []
@@ -40,14 +73,21 @@ def _weighed(question: Question, model: Model) -> tuple[Model, str, list[str], l
 
 
 def _beyond(question: Question) -> list[str]:
-    """Measured numbers that no GPU of the question can have."""
-    least = min(gpu.memory_total_mib for gpu in question.gpus) / 1024
-    names = ("avail_before_weights_gib", "free_after_load_gib", "weights_gib", "draft_weights_gib")
-    return [
-        f"given: expected {name} to be at most the GPU's {least:.2f} GiB, found {question.given[name]:g}"
-        for name in names
-        if question.given[name] is not None and question.given[name] > least
+    """Measured numbers that no GPU of the question can have, each by itself and together."""
+    most = max(gpu.memory_total_mib for gpu in question.gpus) / 1024
+    given = {name: question.given[name] for name in _MEASURED if question.given[name] is not None}
+    problems = [
+        f"given: expected {name} to be at most the GPU's {most:.2f} GiB, found {gib:g}" for name, gib in given.items() if gib > most
     ]
+    together = [name for name in given if name != "avail_before_weights_gib"]
+    if not _plan_defaults.since(question.release, "0.5.14"):  # the draft is loaded after that free memory is printed
+        together = [name for name in together if name != "draft_weights_gib"]
+    least = given.get("avail_before_weights_gib", most)
+    taken = sum(given[name] for name in together)
+    if not problems and taken > least * (1 + _DISAGREE):
+        parts = " and ".join(f"{name} {given[name]:g}" for name in together)
+        problems.append(f"given: expected {parts} to be at most {least:.2f} GiB together, found {taken:g}")
+    return problems
 
 
 def _overridden(question: Question) -> tuple[t.Mapping[str, t.Any], list[str]]:
@@ -97,5 +137,8 @@ def answer(question: Question) -> tuple[dict[str, t.Any] | None, list[str]]:
     disk_gib = _model_weights.disk_bytes(model) / _model_weights.GIB
     plan = _plan_report.report(request, question.name, question.source, source, _model_weights.parameters(model), disk_gib)
     plan["args"] = dict(question.args)
+    spelled = {new: old for old in question.args for new in _flag_facts.canonical({old: True})}
+    for one in plan["alternatives"]:  # by the names that the flags were given
+        one["args"] = {spelled.get(name, name): value for name, value in one["args"].items()}
     plan["warnings"] = [*plan["warnings"], *notes, *question.notes]
     return plan, []

@@ -63,6 +63,7 @@ def _entry(entry: Entry, anchor: str) -> dict[str, t.Any]:
         "warnings": plan["warnings"] or [],
         "cards": [_card(card) for card in words.cards(plan)],
         "alternatives": words.alternatives(plan),
+        "alternatives_title": words.alternatives_title(plan),
         "asked": words.wish_words(plan) is not None,
         "host": words.host_words(plan),
         "lines": [{**line, "gib": words.gib(line["gib"])} for line in plan["lines"] or ()],

@@ -312,6 +312,8 @@ def size(model: _model.Model, resolved: Resolved, baseline_gib: float, free_afte
     problem = None
     if tokens <= 0:
         problem = ("no token fits into the KV cache", too_little[1])
+    elif running <= 0 and slots is None:
+        problem = (f"{tokens} tokens of KV cache are too few for one request", "raise max_total_tokens, or " + too_little[1])
     elif running <= 0:
         problem = (
             f"{slots} state slots are too few for one request, which takes {ratio}",
@@ -335,7 +337,7 @@ def size(model: _model.Model, resolved: Resolved, baseline_gib: float, free_afte
 
 def draft_kv_bytes(model: _model.Model, resolved: Resolved, tokens: int) -> int:
     """Bytes of the draft's own KV pool: its layers at the target's bytes, for as many tokens as the target's pool holds."""
-    if resolved.speculation is None or not model.draft_layers or not model.attentions:
+    if resolved.speculation is None or resolved.speculation.algorithm == "NGRAM" or not model.draft_layers or not model.attentions:
         return 0
     attention = model.draft_attention or next((a for a in model.attentions if a.kind != "sliding"), model.attentions[0])
     one = bytes_per_token_of(attention, resolved) + (_index_bytes(attention) if attention.index_dim else 0)

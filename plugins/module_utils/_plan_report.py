@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _plan, _plan_alternatives, _plan_defaults
+from ansible_collections.firstlight.sglang.plugins.module_utils import _plan, _plan_alternatives
 from ansible_collections.firstlight.sglang.plugins.module_utils._plan_pools import GIB
 
 # The resolved flags that a plan shows.
@@ -46,9 +47,9 @@ def _components(request: _plan.Request, result: _plan.Outcome, gpu: _plan.Gpu) -
     total = gpu.memory_total_mib / 1024
     others = gpu.used_mib / 1024
     pools = result.pools
-    gone = max(0.0, min((one.memory_total_mib - one.used_mib) / 1024 for one in request.gpus) - result.baseline_gib)
+    gone = max(0.0, min((one.memory_total_mib - one.used_mib) / 1024 for one in _plan.used(request, result.resolved)) - result.baseline_gib)
     # more than a driver, a context and NCCL were ever seen to take is somebody else's
-    most = _plan.before_loading_gib(ranks_of(result.resolved), gpu.unified)[2]
+    most = _plan.before_loading_gib(_plan.ranks_of(result.resolved), gpu.unified)[2]
     parts = {
         "in_use_by_others": others + max(0.0, gone - most),
         "driver": min(gone, most),
@@ -124,7 +125,7 @@ def _interval(request: _plan.Request, result: _plan.Outcome) -> dict[str, list[i
     edges = [result, result] if known else [_plan.outcome(request, level=0), _plan.outcome(request, level=2)]
     pools, spec = result.pools, result.resolved.speculation
     step = 0.0
-    if pools.state_bytes_per_slot and not known:
+    if pools.state_bytes_per_slot and pools.bytes_per_token and not known:
         step = pools.state_bytes_per_slot * (pools.slots_per_request + (spec.draft_tokens if spec else 0)) / pools.bytes_per_token
     tokens = sorted(edge.pools.max_total_num_tokens if edge.starts else 0 for edge in (*edges, result))
     running = sorted(edge.pools.max_running_requests if edge.starts else 0 for edge in (*edges, result))
@@ -158,18 +159,28 @@ def _numbers(result: _plan.Outcome) -> dict[str, t.Any]:
     }
 
 
-def _alternative(request: _plan.Request, one: _plan_alternatives.Alternative) -> dict[str, t.Any]:
+def _wanted(request: _plan.Request, count: int) -> str:
+    """So many GPUs: those that are there, and more of the smallest kind."""
+    names = [gpu.name for gpu in request.gpus] + [min(request.gpus, key=lambda gpu: gpu.memory_total_mib).name] * count
+    return ", ".join(f"{number}x {name}" for name, number in collections.Counter(names[:count]).items())
+
+
+def _alternative(request: _plan.Request, base: _plan.Outcome, one: _plan_alternatives.Alternative) -> dict[str, t.Any]:
+    """One alternative, with what is to be known of it beside what is to be known of the flags as they are."""
+    warnings = [warning for warning in one.outcome.warnings if warning not in base.warnings]
+    if one.meets_want and not _plan_alternatives.surely(request, one):
+        warnings.insert(0, "reached with the usual overheads, not with the largest that were seen")
     gpus = max((change.gpus or 0 for change in one.changes), default=0)
     return {
         "id": "+".join(change.name for change in one.changes),
         "what": ", ".join(change.what for change in one.changes),
         "args": one.args,
-        "gpus": f"{gpus}x {request.gpus[0].name}" if gpus else None,
+        "gpus": _wanted(request, gpus) if gpus else None,
         "verdict": "fits" if one.outcome.starts and one.meets_want is not False else "does_not_fit",
         **_numbers(one.outcome),
         "meets_want": one.meets_want,
         "cost": "; ".join(dict.fromkeys(change.cost for change in one.changes)),
-        "warnings": list(one.outcome.warnings),
+        "warnings": warnings,
     }
 
 
@@ -208,7 +219,7 @@ def _warnings(request: _plan.Request, result: _plan.Outcome, interval: t.Mapping
     if not result.starts:
         return warnings
     resolved, want = result.resolved, request.want
-    ranks = ranks_of(resolved)
+    ranks = _plan.ranks_of(resolved)
     if ranks < len(request.gpus):
         warnings.append(f"{len(request.gpus) - ranks} of {len(request.gpus)} GPUs stay idle: tp_size x pp_size x dp_size is {ranks}")
     least = interval["max_total_num_tokens"][0]
@@ -225,11 +236,6 @@ def _warnings(request: _plan.Request, result: _plan.Outcome, interval: t.Mapping
     return warnings
 
 
-def ranks_of(resolved: _plan_defaults.Resolved) -> int:
-    """GPUs that the engine takes."""
-    return resolved.tp_size * resolved.pp_size * (1 if resolved.attention_dp else resolved.dp_size)
-
-
 def report(
     request: _plan.Request, name: str, source: str, weights_source: str, parameters: int, disk_gib: float | None
 ) -> dict[str, t.Any]:
@@ -243,7 +249,7 @@ def report(
     others = _plan_alternatives.alternatives(request, result)
     model = request.model
     smallest = min(request.gpus, key=lambda gpu: gpu.memory_total_mib)
-    ranks = min(len(request.gpus), ranks_of(result.resolved))
+    ranks = min(len(request.gpus), _plan.ranks_of(result.resolved))
     interval = _interval(request, result)
     given = dataclasses.asdict(request.given)
     return {
@@ -285,7 +291,7 @@ def report(
         "lines": _lines(request, result),
         "want": dataclasses.asdict(request.want),
         "wanted": meets,
-        "alternatives": [_alternative(request, one) for one in others],
+        "alternatives": [_alternative(request, result, one) for one in others],
         "warnings": _warnings(request, result, interval),
         "given": given,
     }

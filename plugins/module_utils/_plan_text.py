@@ -87,7 +87,7 @@ def _alternatives(plan: t.Mapping[str, t.Any]) -> list[str]:
     if not rows:
         return []
     asked = words.wish_words(plan) is not None
-    lines = ["", "What would change it, the best first"]
+    lines = ["", words.alternatives_title(plan)]
     lines.append(f"{'':36}{'tokens':>12} {'requests':>9} {'longest':>11}{'  reached' if asked else ''}")
     for place, row in enumerate(rows, 1):
         said = _wrapped(row.what if row.tone == "good" else f"{row.what} ({row.verdict})", f"{place:3} ")
@@ -161,9 +161,12 @@ def markdown(plan: t.Mapping[str, t.Any], *, level: int = 1) -> str:
         lines += ["", f"{words.gib(card.over_gib)} more than the card has."] if card.over_gib else []
     others = words.alternatives(plan)
     if others:
-        rows4 = [(one.what, one.tokens, one.requests, one.longest, one.reached, one.verdict, one.flags, one.cost) for one in others]
+        rows4 = []
+        for one in others:
+            cells, flags = _rows([(one.what, one.tokens, one.requests, one.longest, one.reached, one.verdict, one.cost)])[0], one.flags
+            rows4.append([*cells[:-1], f"`{flags.replace('`', '').replace('|', '/')}`" if flags else "", cells[-1]])
         head = ("change", "tokens", "requests", "longest", "reached", "verdict", "flags", "costs")
-        lines += ["", "## What would change it, the best first", "", table(head, _rows(rows4))]
+        lines += ["", f"## {words.alternatives_title(plan)}", "", table(head, rows4)]
     host = words.host_words(plan)
     lines += ["", f"The host needs {_escaped(host)}."] if host else []
     lines += _bullets("To know", plan["warnings"] or ())

@@ -171,7 +171,10 @@ def wish_words(plan: t.Mapping[str, t.Any]) -> str | None:
         asked = requests if tokens is None else f"{requests}, each of {number(tokens)} tokens"
     if not asked:
         return None
-    return f"{asked}: {'reached' if plan['wanted'] else 'not reached' if plan['wanted'] is False else UNKNOWN}"
+    least = ((plan["interval"] or {}).get("max_total_num_tokens") or [None])[0]
+    tight = least is not None and least < (tokens or 0) * (at_once or 1)
+    reached = "reached, but not with the largest overheads that were seen" if tight else "reached"
+    return f"{asked}: {reached if plan['wanted'] else 'not reached' if plan['wanted'] is False else UNKNOWN}"
 
 
 def facts(plan: t.Mapping[str, t.Any]) -> list[tuple[str, str]]:
@@ -202,7 +205,7 @@ def host_words(plan: t.Mapping[str, t.Any]) -> str | None:
 
 
 class Alternative(t.NamedTuple):
-    """One row of what would help. reached: yes | no | - (nothing was asked for)."""
+    """One row of what would help. reached: yes | no | - (nothing was asked for). cost: and what to mind."""
 
     what: str
     flags: str
@@ -213,6 +216,12 @@ class Alternative(t.NamedTuple):
     tone: str
     reached: str
     cost: str
+
+
+def alternatives_title(plan: t.Mapping[str, t.Any]) -> str:
+    """What the list of alternatives is called; where none is enough, it says so."""
+    enough = any(one["verdict"] == "fits" for one in plan["alternatives"] or ())
+    return "What would change it, the best first" if enough else "Nothing here is enough; what comes nearer"
 
 
 def alternatives(plan: t.Mapping[str, t.Any]) -> list[Alternative]:
@@ -231,7 +240,9 @@ def alternatives(plan: t.Mapping[str, t.Any]) -> list[Alternative]:
                 verdict,
                 tone,
                 {True: "yes", False: "no"}.get(one["meets_want"], "-"),
-                str(one["cost"] or ""),
+                "; ".join(
+                    part for part in (str(one["cost"] or ""), *(f"mind: {warning}" for warning in one.get("warnings") or ())) if part
+                ),
             )
         )
     return rows

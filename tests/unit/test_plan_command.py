@@ -220,7 +220,7 @@ def test_paths_that_cannot_be_end_in_words(tmp_path):
     cases = [
         (("~nobody-has-this-name/x", "t4"), "expected a directory, found none"),
         (("qwen3-8b", "~nobody-has-this-name/x.json"), "No such file"),
-        (("qwen3-8b", "t4", "--out", "~nobody-has-this-name/x"), "expected a file that can be written"),
+        (("qwen3-8b", "t4", "--out", "~nobody-has-this-name/x"), "expected a file in a directory that is there"),
         (("qwen3-8b", "/dev/zero"), "expected a regular file"),
         ((str(tmp_path), "t4"), "expected a regular file"),
         (("\udcff\udcfe", "t4"), "expected a name of the catalogue"),
@@ -262,6 +262,36 @@ def test_overrides_of_the_configuration_count(capsys):
     assert fewer["bytes_per_token"] == whole["bytes_per_token"] * 12 / 36
     assert plan_command.main([*words, "--args", "--json-model-override-args [1]"]) == 2
     assert "--json-model-override-args: expected a JSON object" in capsys.readouterr().err
+
+
+def test_measured_numbers_that_contradict_each_other_are_told(capsys):
+    words = ["qwen3_6_27b", "2x rtx-a6000", "--given"]
+    for numbers, told in {
+        "free_after_load_gib=30 weights_gib=26 draft_weights_gib=20": "to be at most 47.99 GiB together, found 76",
+        "avail_before_weights_gib=46 weights_gib=26 draft_weights_gib=10 free_after_load_gib=20": "46.00 GiB together, found 56",
+        "weights_gib=60": "expected weights_gib to be at most the GPU's 47.99 GiB, found 60",
+    }.items():
+        assert plan_command.main([*words, numbers]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_a_part_of_a_checkpoint_is_not_taken_for_the_whole(tmp_path, capsys):
+    config = yaml.safe_load((ROOT / "group_vars/qwen3_8b/sglang_instance.yml").read_text())["sglang_instance_qwen3_8b"]["model"]["config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    header = json.dumps({"model.embed_tokens.weight": {"dtype": "BF16", "shape": [8, 8], "data_offsets": [0, 128]}}).encode()
+    (tmp_path / "model-00001-of-00005.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    plan_command.main([str(tmp_path), "1x rtx-a6000", "--format", "json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["per_gpu"][0]["components"]["weights"] > 15
+    assert any("4 files of the checkpoint are missing (model-00002-of-00005.safetensors)" in warning for warning in found["warnings"])
+
+
+def test_alternatives_take_the_names_that_the_flags_were_given(capsys):
+    plan_command.main(["qwen3-8b", "1x rtx-4090", "--release", "0.5.12", "--args", "--tp-size 3", "--format", "json"])
+    found = json.loads(capsys.readouterr().out)
+    assert "tensor_parallel_size" in found["args"]
+    assert any("tensor_parallel_size" in one["args"] for one in found["alternatives"])
+    assert not any("tp_size" in one["args"] for one in found["alternatives"])
 
 
 WORDS = st.sampled_from(
