@@ -20,7 +20,9 @@ sys.path[:0] = [str(ROOT / "collections"), str(ROOT / "tests" / "doubles")]
 
 import plan_runs  # noqa: E402
 from ansible_collections.firstlight.sglang.plugins.module_utils import (  # noqa: E402
+    _flags,
     _model,
+    _model_weights,
     _plan,
     _plan_defaults,
     _plan_gpus,
@@ -281,7 +283,7 @@ def flag_words(change: dict[str, Any]) -> str:
     """A change of flags as on the command line."""
     if change and all(value is None for value in change.values()):
         return "without `--speculative-*`"
-    words = [f"--{name.replace('_', '-')} {value}" for name, value in change.items()]
+    words = [f"{_flags.spelling(name)} {value}" for name, value in change.items()]
     return f"`{' '.join(words)}`" if change else "as they are"
 
 
@@ -320,7 +322,7 @@ def ct129() -> str:
     model = plan_runs.measured_models()["q27"]
     gpus = tuple(_plan.Gpu(index, "NVIDIA RTX A6000", 49140, "8.6") for index in range(2))
     observed = _plan.outcome(_plan.Request(model, "0.5.12", gpus, CT129_ARGS, _plan.Given(avail_before_weights_gib=INFERRED_GIB)))
-    up_front = observed.pools.scratch_bytes / _plan_pools.GIB
+    up_front = observed.pools.scratch_bytes / _model_weights.GIB
     slot_mib = observed.pools.state_bytes_per_slot / 2**20
     lines = [
         "# CT129: two RTX A6000, Qwen3.6-27B with its MTP head",

@@ -17,12 +17,13 @@ import typing as t
 from ansible_collections.firstlight.sglang.plugins.module_utils import (
     _flag_facts,
     _flag_rules,
+    _flags,
     _model,
     _model_weights,
     _plan_defaults,
     _plan_pools,
 )
-from ansible_collections.firstlight.sglang.plugins.module_utils._plan_pools import GIB
+from ansible_collections.firstlight.sglang.plugins.module_utils._model_weights import GIB
 
 # GiB between what nvidia-smi calls the card's memory and what the engine finds free before it loads: driver's own part, CUDA context,
 # and NCCL's buffers from two ranks on. (lowest, usual, highest) by ranks. PUBLIC and MEASURED, tp 1: 0.83 (RTX 4090), 0.84 (H100),
@@ -53,8 +54,11 @@ _WORKSPACE_OTHER = 0.5
 _ACTIVATION_MIB = {True: 0.39, False: 0.075}
 
 
-# Flags that change memory in ways that the numbers leave out, and what that is.
+# Flags that change memory in ways that the numbers leave out, or know by reckoning only, and what that is.
 _NOT_COUNTED = {
+    ("enable_lora", "lora_paths"): "the adapters and their buffers are not counted",
+    ("config",): "the flags of that file are not read; give them as flags",
+    ("cpu_offload_gb",): "counted as so much less on each GPU and not measured; every step copies it over PCIe",
     ("ep_num_redundant_experts",): "the redundant experts are not counted",
     ("enable_hierarchical_cache", "hicache_size"): "the host memory of the hierarchical cache is not counted",
     ("base_gpu_id", "gpu_id_step"): "the numbers are those of the first GPUs given; name those that the engine takes",
@@ -118,7 +122,10 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one set of flags gives. problems: why it would not start, and what to do. warnings: what to know of it."""
+    """What one set of flags gives. problems: why it would not start, and what to do. warnings: what to know of it.
+
+    ruled: those of the warnings that rules about flags give.
+    """
 
     resolved: _plan_defaults.Resolved
     weights: Weights
@@ -132,6 +139,7 @@ class Outcome:
     table_gib: float
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
+    ruled: tuple[str, ...] = ()
 
     @property
     def starts(self) -> bool:
@@ -202,18 +210,12 @@ def _uncounted(request: Request, args: t.Mapping[str, t.Any]) -> list[str]:
         found.append(f"--quantization {made}: the weights are counted as they are in the files, without what it saves")
     if args.get("load_format") in ("gguf", "bitsandbytes"):
         found.append(f"--load-format {args['load_format']}: the weights are counted from config.json, not from its files; give weights_gib")
-    if args.get("enable_lora") or args.get("lora_paths"):
-        found.append("--enable-lora: the adapters and their buffers are not counted")
     if (args.get("nnodes") or 1) > 1:
         found.append("--nnodes: the GPUs are taken as those of one host; give those of all nodes")
-    if args.get("config"):
-        found.append("--config: the flags of that file are not read; give them as flags")
     for flags, what in _NOT_COUNTED.items():
-        given = [f"--{flag.replace('_', '-')}" for flag in flags if args.get(flag) not in (None, False, 0)]
+        given = [_flags.spelling(flag) for flag in flags if args.get(flag) not in (None, False, 0)]
         if given:
             found.append(f"{', '.join(given)}: {what}")
-    if args.get("cpu_offload_gb"):
-        found.append("--cpu-offload-gb: counted as so much less on each GPU and not measured; every step copies it over PCIe")
     return found
 
 
@@ -315,8 +317,8 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
         weights = weights._replace(draft_gib=0.0, draft_returned_gib=0.0)
     baseline, free, overhead = _memory(request, args, resolved, weights, level)
     pools = _plan_pools.size(request.model, resolved, baseline, free, args.get("mm_feature_transport"))
-    problems, warnings = _found(request, args)
-    warnings += _uncounted(request, args)
+    problems, ruled = _found(request, args)
+    warnings = ruled + _uncounted(request, args)
     if pools.problem is not None:
         problems.append("; ".join(pools.problem))
     late = 0.0 if _plan_defaults.since(request.release, "0.5.14") else weights.draft_gib  # loaded after the pools
@@ -348,7 +350,7 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
                 f"a prompt of {resolved.chunked_prefill_size} tokens or more may run out of memory: about {left:.1f} GiB stay free, "
                 f"it needs about {result.activations_gib:.1f} (an estimate); lower mem_fraction_static or chunked_prefill_size"
             )
-    return dataclasses.replace(result, problems=tuple(problems), warnings=tuple(warnings))
+    return dataclasses.replace(result, problems=tuple(problems), warnings=tuple(warnings), ruled=tuple(ruled))
 
 
 def highest_fraction(request: Request, args: t.Mapping[str, t.Any]) -> float | None:

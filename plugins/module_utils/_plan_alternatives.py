@@ -9,7 +9,7 @@ import dataclasses
 import re
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _plan, _plan_defaults
+from ansible_collections.firstlight.sglang.plugins.module_utils import _flags, _plan, _plan_defaults
 
 # A change is worth telling when it gives this much more of one number.
 _WORTH = 1.03
@@ -42,6 +42,11 @@ class Change:
     gpus: int | None = None
 
 
+def _merged(changes: t.Iterable[Change]) -> dict[str, t.Any]:
+    """The flags of several changes, a later one over an earlier."""
+    return {key: value for change in changes for key, value in change.args.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class Alternative:
     """A change, or several together, and what it gives."""
@@ -58,7 +63,7 @@ class Alternative:
     @property
     def args(self) -> dict[str, t.Any]:
         """All flags that change; null takes one away."""
-        return {key: value for change in self.changes for key, value in change.args.items()}
+        return _merged(self.changes)
 
     @property
     def price(self) -> tuple[int, int, int]:
@@ -125,7 +130,7 @@ def _taken_back(request: _plan.Request, base: _plan.Outcome) -> list[Change]:
     for key in args:
         named = key in _MAY_GO or re.search(rf"(?<![a-z_]){key}(?![a-z_])", told.replace("__", ""))
         if named and key not in _MEANT and not key.startswith("speculative_"):
-            flag = f"--{key.replace('_', '-')}"
+            flag = _flags.spelling(key)
             changes.append(Change(f"without_{key}", f"without {flag}", {key: None}, f"what {flag} was for", 1))
     return changes
 
@@ -245,10 +250,8 @@ def _with_gpus(request: _plan.Request, changes: t.Sequence[Change]) -> _plan.Req
 
 def _try(request: _plan.Request, changes: tuple[Change, ...]) -> Alternative:
     asked = _with_gpus(request, changes)
-    args: dict[str, t.Any] = dict(request.args)
-    for change in changes:
-        args = apply(args, change.args)
-    changed = {key for change in changes for key in change.args}
+    args = apply(request.args, _merged(changes))
+    changed = set(_merged(changes))
     # measured weights stand for the ranks, the types and the draft they were measured with
     if changed & _LOADED_BY:
         asked = dataclasses.replace(asked, given=_plan.Given(avail_before_weights_gib=asked.given.avail_before_weights_gib))
@@ -263,9 +266,7 @@ def _raise_fraction(request: _plan.Request, changes: tuple[Change, ...]) -> tupl
     others = tuple(change for change in changes if change.name != "fraction")
     if len(others) == len(changes):
         return changes
-    args: dict[str, t.Any] = dict(request.args)
-    for change in others:
-        args = apply(args, change.args)
+    args = apply(request.args, _merged(others))
     fraction = _plan.highest_fraction(_with_gpus(request, others), args)
     if fraction is None:
         return others
@@ -360,8 +361,7 @@ def alternatives(request: _plan.Request, base: _plan.Outcome) -> list[Alternativ
 
 def doubtful(base: _plan.Outcome, one: Alternative) -> bool:
     """Whether a rule warns of an alternative that does not warn of the flags as they are."""
-    told = (warning for warning in one.outcome.warnings if "expected " in warning and " found " in warning)  # as rules write
-    return any(warning not in base.warnings for warning in told)
+    return not set(one.outcome.ruled) <= set(base.ruled)
 
 
 def surely(request: _plan.Request, one: Alternative) -> bool:

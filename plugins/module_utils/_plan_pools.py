@@ -20,9 +20,8 @@ import dataclasses
 import typing as t
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _model
+from ansible_collections.firstlight.sglang.plugins.module_utils._model_weights import GIB
 from ansible_collections.firstlight.sglang.plugins.module_utils._plan_defaults import Resolved, is_compressed, is_sparse, since
-
-GIB = 1 << 30
 
 # Bytes of one element. fp4: half a byte and a scale of one byte for every 16 elements (CELL).
 DTYPE_BYTES = {

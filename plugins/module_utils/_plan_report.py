@@ -10,7 +10,7 @@ import dataclasses
 import typing as t
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _plan, _plan_alternatives
-from ansible_collections.firstlight.sglang.plugins.module_utils._plan_pools import GIB
+from ansible_collections.firstlight.sglang.plugins.module_utils._model_weights import GIB
 
 # The resolved flags that a plan shows.
 _SHOWN = (

@@ -9,6 +9,8 @@ import json
 import shlex
 import typing as t
 
+from ansible_collections.firstlight.sglang.plugins.module_utils import _flags
+
 
 class Part(t.NamedTuple):
     """One part of a GPU's memory. letter: in the terminal's bar. tone: the name of its colour on the page."""
@@ -123,7 +125,7 @@ def flag_words(args: t.Mapping[str, t.Any]) -> str:
     """Flags as on a command line; one that is null is one to leave out."""
     words, without = [], []
     for name, value in args.items():
-        flag = "--" + name.replace("_", "-")
+        flag = _flags.spelling(name)
         if value is None or value is False:
             without.append(flag)
         elif value is True:

@@ -12,6 +12,7 @@ import model_fields
 import pytest
 from ansible_collections.firstlight.sglang.plugins.lookup.instances import CATALOGUE
 from ansible_collections.firstlight.sglang.plugins.module_utils import _flags, _instances, _model_config, _plan, _plan_gpus
+from instance_settings import SETTINGS
 
 ROOT = pathlib.Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("catalogue", ROOT / "tools/catalogue.py")
@@ -22,17 +23,6 @@ spec.loader.exec_module(catalogue)
 ENTRIES = catalogue.entries()
 PUBLISHED = model_fields.load()
 every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.group)
-SETTINGS = _instances.Settings(
-    release="0.5.23",
-    variant="cuda",
-    root="/opt/sglang",
-    config_dir="/etc/sglang",
-    state_dir="/var/lib/sglang",
-    cache_dir="/var/cache/sglang",
-    models_dir="/var/lib/sglang/models",
-    unit_dir="/etc/systemd/system",
-    user="sglang",
-)
 
 
 def resolve(entry, **settings):

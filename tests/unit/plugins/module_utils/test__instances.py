@@ -6,20 +6,10 @@ import pytest
 import yaml
 from ansible_collections.firstlight.sglang.plugins.module_utils import _instances
 from ansible_collections.firstlight.sglang.plugins.plugin_utils import flag_tables
+from instance_settings import SETTINGS
 
 ROOT = pathlib.Path(__file__).parents[4]
 TABLE = flag_tables.table("0.5.23")
-SETTINGS = _instances.Settings(
-    release="0.5.23",
-    variant="cuda",
-    root="/opt/sglang",
-    config_dir="/etc/sglang",
-    state_dir="/var/lib/sglang",
-    cache_dir="/var/cache/sglang",
-    models_dir="/var/lib/sglang/models",
-    unit_dir="/etc/systemd/system",
-    user="sglang",
-)
 CATALOGUE = _instances.Catalogue(
     flag_table={"0.5.23": TABLE}.get,
     lock_sha256={"0.5.23-cuda.txt": "c" * 64, "0.5.23-cpu.txt": "a" * 64}.get,

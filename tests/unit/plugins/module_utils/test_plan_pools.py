@@ -6,7 +6,7 @@ import dataclasses
 
 import model_fields
 import pytest
-from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _model_config, _plan_defaults, _plan_pools
+from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _model_config, _model_weights, _plan_defaults, _plan_pools
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_runs import DENSE, DSA, HYBRID, MLA, MTP, flags, measured_models, runs
@@ -121,7 +121,7 @@ def test_two_pools_share_one_budget():
     assert pools.swa_tokens == int(pools.max_total_num_tokens * 0.1)
     used = pools.max_total_num_tokens * 10 * 4 * 1024 * 2 + pools.swa_tokens * 50 * 16 * 512 * 2
     assert pools.kv_bytes == used
-    assert 0 <= 10 * _plan_pools.GIB - used < 10 * 4 * 1024 * 2 + 50 * 16 * 512 * 2
+    assert 0 <= 10 * _model_weights.GIB - used < 10 * 4 * 1024 * 2 + 50 * 16 * 512 * 2
 
 
 def test_weights_that_leave_nothing_are_told_with_the_fraction_that_would_do():
@@ -159,7 +159,7 @@ def test_more_memory_never_gives_fewer_tokens(release, model, baseline, load, fr
     more = _plan_pools.size(model, resolved, baseline, free + 0.5)
     for pools in (less, more):
         assert 0 <= pools.max_running_requests <= 4096
-        assert 0 <= pools.max_total_num_tokens * max(pools.bytes_per_token, 1) <= 201 * _plan_pools.GIB
+        assert 0 <= pools.max_total_num_tokens * max(pools.bytes_per_token, 1) <= 201 * _model_weights.GIB
     page = resolved.page_size + 1
     per_request = pools.state_bytes_per_slot * (2 + pools.slots_per_request) / max(pools.bytes_per_token, 1)
     assert more.max_total_num_tokens + page + per_request >= less.max_total_num_tokens
