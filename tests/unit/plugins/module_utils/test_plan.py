@@ -377,3 +377,9 @@ def test_split_by_what_the_rules_warn_of_an_alternative_says_so():
     assert doubtful == sorted(doubtful)
     assert True in doubtful
     assert "fp8_e5m2" in found[0]["args"].values()
+
+
+def test_measured_weights_are_not_kept_for_weights_of_another_type():
+    asked = request(args={}, model=DENSE, gpus=A6000[:1], given=_plan.Given(avail_before_weights_gib=46.6, weights_gib=15.3))
+    change = next(change for change in _plan_alternatives.singles(asked, _plan.outcome(asked)) if change.name == "weights_fp8")
+    assert _plan_alternatives._try(asked, (change,)).outcome.weights.target_gib < 10
