@@ -54,7 +54,7 @@ def test_two_instances_on_one_port(site):
     play = site.play(sglang_instance_second=demo(nccl_port=29001))
     assert play.status == "failed"
     assert play.changed == []
-    assert "sglang_instance_second: port 30000 is already taken by sglang_instance_demo" in play.message
+    assert "sglang_instance_second: port: expected a port of its own, found 30000, which is port of sglang_instance_demo" in play.message
 
 
 def test_a_host_in_no_model_group_is_a_mistake(site):
