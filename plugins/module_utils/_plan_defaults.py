@@ -9,6 +9,8 @@ Sources, as "SGLang <release> <path>:<line>" below sglang/srt. Up to 0.5.18 the 
   SPEC       0.5.23 arg_groups/speculative_hook.py:1072 (_handle_eagle_family), 0.5.12 server_args.py:7929
   MAMBA      0.5.23 arg_groups/overrides.py:454 (_mamba_radix_cache_resolution), 0.5.8 server_args.py:842
   BACKEND    0.5.23 arg_groups/model_override_base.py:277 (get_default_attn_backend), overrides.py:1140 (page sizes)
+  VISION     0.5.23 mem_cache/kv_cache_configurator.py:202 (mm_runtime_reservation_gb), since 0.5.18; environ.py:1598 and :1622
+  QWEN3_VL   0.5.23 arg_groups/model_overrides/qwen3_vl.py:34 and :79, since 0.5.20
   SWA        0.5.8, 0.5.10, 0.5.12, 0.5.14, 0.5.16, 0.5.18, 0.5.20, 0.5.23 configs/model_config.py (is_hybrid_swa_model)
 """
 
@@ -72,6 +74,7 @@ class Resolved:
     dtype: str
     quantization: str | None
     moe_runner_backend: str
+    lays_out_mxfp4: bool
     kv_cache_dtype: str
     dsa_raw_layout: bool
     state_dtype: str | None
@@ -88,6 +91,7 @@ class Resolved:
     hybrid_swa: bool
     swa_full_tokens_ratio: float
     multimodal: bool
+    vision_reserve_mib: int
 
     @property
     def attention_tp(self) -> int:
@@ -98,6 +102,11 @@ class Resolved:
     def attention_dp_size(self) -> int:
         """Ranks among which requests are spread, each with a pool of its own."""
         return self.dp_size if self.attention_dp else 1
+
+
+def _is_hopper(card: Card) -> bool:
+    """Compute capability 9: H100, H200, GH200."""
+    return (card.compute_capability or "").startswith("9.")
 
 
 def release_key(release: str) -> Release:
@@ -278,6 +287,32 @@ def is_multimodal(model: _model.Model, args: Args) -> bool:
     return model.multimodal and model.architecture not in _TEXT_UNLESS_ASKED
 
 
+def _serves_qwen3_vl_on_hopper(release: str, model: _model.Model, card: Card, args: Args) -> bool:
+    """Qwen3-VL on a Hopper of 60 GiB or more, for which the release has defaults of its own (QWEN3_VL)."""
+    return (
+        since(release, "0.5.20")
+        and model.architecture in ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
+        and is_multimodal(model, args)
+        and _is_hopper(card)
+        and (card.memory_total_mib or 0) >= 60 * 1024
+    )
+
+
+def _vision_reserve_mib(release: str, model: _model.Model, card: Card, args: Args) -> int:
+    """MiB of the budget for what a vision model allocates after its pools: embeddings, images between processes (VISION)."""
+    if not is_multimodal(model, args) or not since(release, "0.5.18"):
+        return 0
+    embeddings, images, transport = 100, 1024, args.get("mm_feature_transport")
+    if args.get("rl_on_policy_target"):
+        embeddings = 0
+    if _serves_qwen3_vl_on_hopper(release, model, card, args):
+        embeddings = 0
+        if not args.get("mm_preprocess_cache_size_mb"):
+            transport = transport or ("cuda_ipc" if int(args.get("nnodes") or 1) == 1 else None)
+            images = 3072 if transport == "cuda_ipc" and int(args.get("max_running_requests") or 0) >= 400 else images
+    return embeddings + (images if transport in ("cuda_ipc", "cuda_vmm") else 0)
+
+
 def is_sparse(model: _model.Model) -> bool:
     """Its attention has an indexer (DSA)."""
     return any(attention.kind == "mla" and attention.index_dim for attention in model.attentions)
@@ -405,16 +440,19 @@ def reserve_mib(
     return mib
 
 
-def _decode_graphs(release: str, args: Args, largest: int) -> tuple[int, bool]:
+def _decode_graphs(release: str, model: _model.Model, card: Card, args: Args, largest: int) -> tuple[int, bool]:
     """(largest decode graph, whether decodes are captured at all)."""
+    running = int(args.get("max_running_requests") or 0)  # not speculation's own 48, which comes later
     given_sizes = args.get("cuda_graph_bs_decode") or args.get("cuda_graph_bs")
     given = args.get("cuda_graph_max_bs_decode") or args.get("cuda_graph_max_bs")
     if given_sizes:
         largest = max(int(size) for size in given_sizes)
     elif given:
         largest = int(given)
-    elif args.get("max_running_requests") and since(release, "0.5.22"):  # not speculation's own 48, which comes later
-        largest = min(largest, int(args["max_running_requests"]))
+    elif running and since(release, "0.5.22"):
+        largest = min(largest, running)
+    if not given_sizes and not given and running <= 512 and _serves_qwen3_vl_on_hopper(release, model, card, args):
+        largest = max(largest, running)
     off = args.get("disable_cuda_graph") or args.get("disable_decode_cuda_graph") or args.get("cuda_graph_backend_decode") == "disabled"
     return largest, not off
 
@@ -470,7 +508,7 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
     running = _optional(args, "max_running_requests") or usual
     chunk, largest = _memory_class(release, card, tp_size)
     chunk = chunk if args.get("chunked_prefill_size") is None else int(args["chunked_prefill_size"])
-    largest, captured = _decode_graphs(release, args, largest)
+    largest, captured = _decode_graphs(release, model, card, args, largest)
     backend = _attention_backend(model, card, args, spec)
     page_size = int(args.get("page_size") or 1)
     if backend in _PAGES and page_size not in (32, 64, 128, 256):
@@ -500,6 +538,7 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
         dtype=_dtype(model, args),
         quantization=str(args["quantization"]) if args.get("quantization") else None,
         moe_runner_backend=_moe_runner_backend(card, args),
+        lays_out_mxfp4=_is_hopper(card) and _moe_runner_backend(card, args) == "triton_kernel",
         kv_cache_dtype=_kv_cache_dtype(model, card, args),
         dsa_raw_layout=_dsa_raw_layout(card, args),
         state_dtype=str(args.get("mamba_ssm_dtype") or model.state.state_dtype) if model.state else None,
@@ -516,6 +555,7 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
         hybrid_swa=_hybrid_swa(release, model, args),
         swa_full_tokens_ratio=float(swa_ratio if swa_ratio is not None else 0.1 if model.architecture == "DeepseekV4ForCausalLM" else 0.8),
         multimodal=is_multimodal(model, args),
+        vision_reserve_mib=_vision_reserve_mib(release, model, card, args),
         **numbers,
     )
 

@@ -35,9 +35,6 @@ DTYPE_BYTES = {
     "fp4_mx_block16": 0.5 + 1 / 16,
     "fp4_e2m1": 0.5 + 1 / 16,
 }
-# MiB set aside for a vision model's embeddings since 0.5.18, and for passing images between processes (PROFILE).
-_VISION_CACHE_MIB = 100
-_TRANSPORT_MIB = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,20 +253,13 @@ def _requests(resolved: Resolved, tokens: int, slots: int | None) -> int:
     return number
 
 
-def reserved_for_vision(resolved: Resolved, transport: str | None) -> int:
-    """Bytes of the budget that a vision model's later allocations take (PROFILE, since 0.5.18)."""
-    if not resolved.multimodal or not since(resolved.release, "0.5.18"):
-        return 0
-    return (_VISION_CACHE_MIB + (_TRANSPORT_MIB if transport in ("cuda_ipc", "cuda_vmm") else 0)) << 20
-
-
-def size(model: _model.Model, resolved: Resolved, baseline_gib: float, free_after_load_gib: float, transport: str | None = None) -> Pools:
+def size(model: _model.Model, resolved: Resolved, baseline_gib: float, free_after_load_gib: float) -> Pools:
     """Pools out of memory.
 
     baseline_gib: free when the engine has set up its GPU and before it loads. free_after_load_gib: free after the weights
     (and, since 0.5.14, a draft's weights) are loaded. Both of the GPU with least memory.
     """
-    rest_gib = free_after_load_gib - baseline_gib * (1 - resolved.mem_fraction_static) - reserved_for_vision(resolved, transport) / GIB
+    rest_gib = free_after_load_gib - baseline_gib * (1 - resolved.mem_fraction_static) - resolved.vision_reserve_mib / 1024
     full, sliding = cell(model, resolved)
     if is_compressed(model) and since(resolved.release, "0.5.20"):
         unknown = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import model_fields
@@ -197,3 +198,41 @@ def test_the_resolver_of_0523_says_the_same_of_every_architecture(row):
 )
 def test_other_drafts_verify_blocks_of_their_own(args, tokens):
     assert resolve("0.5.23", HYBRID, 49140, "8.6", **args).speculation.draft_tokens == tokens
+
+
+QWEN3_VL = dataclasses.replace(HYBRID, architecture="Qwen3VLForConditionalGeneration", state=None, draft_layers=0)
+
+
+@pytest.mark.parametrize(
+    ("release", "memory_total_mib", "compute_capability", "args", "reserve_mib"),
+    [
+        ("0.5.17", 143771, "9.0", {}, 0),  # nothing is set aside yet
+        ("0.5.18", 143771, "9.0", {}, 100),
+        ("0.5.23", 49140, "8.6", {}, 100),
+        ("0.5.23", 49140, "8.6", {"mm_feature_transport": "cuda_ipc"}, 1124),
+        ("0.5.23", 49140, "8.6", {"rl_on_policy_target": "fsdp"}, 0),
+        ("0.5.19", 143771, "9.0", {}, 100),
+        ("0.5.20", 143771, "9.0", {}, 1024),  # no embeddings kept, images handed over on the GPU
+        ("0.5.23", 143771, "9.0", {"mm_feature_transport": "cpu"}, 0),
+        ("0.5.23", 143771, "9.0", {"mm_preprocess_cache_size_mb": 512}, 0),
+        ("0.5.23", 143771, "9.0", {"nnodes": 2}, 0),
+        ("0.5.23", 143771, "9.0", {"max_running_requests": 400}, 3072),
+        ("0.5.23", 49140, "9.0", {}, 100),  # a small Hopper
+        ("0.5.23", 183359, "10.0", {}, 100),
+        ("0.5.23", 143771, "9.0", {"enable_multimodal": False}, 0),
+    ],
+)
+def test_what_a_vision_model_allocates_after_its_pools(release, memory_total_mib, compute_capability, args, reserve_mib):
+    assert resolve(release, QWEN3_VL, memory_total_mib, compute_capability, **args).vision_reserve_mib == reserve_mib
+
+
+def test_qwen3_vl_on_a_large_hopper_captures_as_many_as_may_run():
+    def largest(release="0.5.23", compute_capability="9.0", **args):
+        return resolve(release, QWEN3_VL, 143771, compute_capability, **args).decode_max_bs
+
+    assert largest(max_running_requests=512) == 512
+    assert largest(max_running_requests=513) == 256
+    assert largest(max_running_requests=512, cuda_graph_max_bs_decode=64) == 64
+    assert largest(max_running_requests=512, compute_capability="10.0") == 256
+    assert largest(max_running_requests=512, release="0.5.19") == 256
+    assert largest(max_running_requests=8) == 8
