@@ -94,13 +94,21 @@ def _vision_fields(architecture: Architecture, config: Fields) -> Fields | None:
     return config.part("vision_config") or (Fields({}, config.problems, "vision_config.") if architecture.vision_always else None)
 
 
-def rotary_table(f: Fields) -> Weight:
-    """Angles of every position, float32, on every rank, in no checkpoint (SGLang 0.5.23 layers/rotary_embedding/base.py)."""
+def rotary_tables(f: Fields) -> list[Weight]:
+    """Angles of every position, float32, on every rank, in no checkpoint (SGLang 0.5.23 layers/rotary_embedding/base.py).
+
+    Where layers with a window have angles of their own there are two tables, each as wide as its heads (models/gemma3_causal.py,
+    models/gemma4_causal.py:417).
+    """
+    positions, head_dim = f.whole(CONTEXT_KEYS, CONTEXT_DEFAULT), heads_of(f)[2]
     angles = f.part("rope_parameters") or f
-    factor = angles.value("partial_rotary_factor") or f.value("partial_rotary_factor") or 1
-    share = float(factor) if isinstance(factor, (int, float)) and not isinstance(factor, bool) and 0 < factor <= 1 else 1.0
-    size = f.whole("qk_rope_head_dim", 0, low=0) or f.whole("rotary_dim", 0, low=0) or int(heads_of(f)[2] * share)
-    return Weight("rotary", f.whole(CONTEXT_KEYS, CONTEXT_DEFAULT), size, "rotary.copy")
+    if angles.value("sliding_attention") or f.value("rope_local_base_freq"):
+        widths = [head_dim, f.whole("global_head_dim", head_dim, low=0) or head_dim]
+    else:
+        factor = angles.value("partial_rotary_factor") or f.value("partial_rotary_factor") or 1
+        share = float(factor) if isinstance(factor, (int, float)) and not isinstance(factor, bool) and 0 < factor <= 1 else 1.0
+        widths = [f.whole("qk_rope_head_dim", 0, low=0) or f.whole("rotary_dim", 0, low=0) or int(head_dim * share)]
+    return [Weight("rotary", positions, width, "rotary.copy") for width in widths]
 
 
 def tied(architecture: Architecture, config: Fields, f: Fields) -> bool:
@@ -169,7 +177,7 @@ def read(
     if draft:
         weights = weights + draft_parts(draft, architecture, fields, f)
     if architecture.rotary:
-        weights.append(rotary_table(f))
+        weights += rotary_tables(f)
     dtype = model_dtype(fields, f)
     quantisation = read_quantisation(fields, f, quant_config, quantize)
     vision = _vision_fields(architecture, fields)

@@ -120,6 +120,22 @@ def padding(model: Model, ranks: int, steps: t.Tuple[int, int]) -> float:  # noq
     return math.ceil(rows / steps[0]) * steps[0] / rows * math.ceil(columns / steps[1]) * steps[1] / columns
 
 
+def hopper_growth(model: Model, ranks: int) -> float:
+    """How much larger MXFP4 experts become in Triton's layout for Hopper.
+
+    Both sides of the numbers (two a byte) in steps of 64; the scales once as loaded and once more in steps of 256 rows
+    (triton_kernels tensor_details/layout_details/hopper_value.py, hopper_scale.py; SGLang 0.5.23 layers/quantization/mxfp4.py:1046).
+    """
+    rows, columns = model.expert_intermediate / ranks, model.expert_hidden
+
+    def matrix(height: float, width: float) -> float:
+        height, scales = math.ceil(height / 64) * 64, math.ceil(width / 32)
+        numbers = height * math.ceil(width / 2 / 64) * 64
+        return numbers + height * scales + math.ceil(height / 256) * 256 * math.ceil(scales / 2) * 2
+
+    return (matrix(2 * rows, columns) + matrix(columns, rows)) / (3 * rows * columns * (0.5 + 1 / 32))
+
+
 def stage_layers(layers: int, stages: int, stage: int) -> int:
     """Layers of one pipeline stage; the last stages have one more where it does not come out even."""
     return layers // stages + (1 if stage >= stages - layers % stages else 0)
@@ -134,13 +150,14 @@ def per_gpu(
     redundant_experts: int = 0,
     whole_vision: bool = False,
     moe_runner_backend: str = "triton_kernel",
+    lays_out_mxfp4: bool = False,
 ) -> t.Tuple[Stage, ...]:  # noqa: UP006
     """Weights on each GPU, by pipeline stage.
 
     tp: ranks of a stage. ep: of these, ranks that whole experts are dealt to; tp / ep ranks share each expert. attention_tp: ranks that
     attention, embedding and head are split over (tp / data parallel ranks of attention). redundant_experts: copies that the engine adds.
     whole_vision: every rank has the whole vision tower (--mm-enable-dp-encoder). moe_runner_backend: what runs
-    the experts, as the release resolves it; it matters for MXFP4.
+    the experts, as the release resolves it; it matters for MXFP4. lays_out_mxfp4: for Hopper, by Triton's kernels.
     """
     stages = []
     for stage in range(pp):
@@ -150,7 +167,9 @@ def per_gpu(
             size = _rank_bytes(model, part, tp, ep, attention_tp or tp, redundant_experts, whole_vision)
             size *= _share(part, model, pp, stage, share)
             if part.name == "experts.mxfp4":
-                size *= padding(model, max(tp // ep, 1), MXFP4_STEPS.get(moe_runner_backend, (1, 1)))
+                sharing = max(tp // ep, 1)
+                steps = MXFP4_STEPS.get(moe_runner_backend, (1, 1))
+                size *= hopper_growth(model, sharing) if lays_out_mxfp4 else padding(model, sharing, steps)
             name = kind(part)
             sums[name if name in ("draft", "rotary") else "weights"] += size
             if part.name.startswith(("draft.embedding", "draft.lm_head")):

@@ -5,6 +5,7 @@
 
 Sources:
   MEASURED   44 sized starts of SGLang 0.5.15.post1 on an H200 (tests/fixtures/plan/measured.json): dummy weights of real shapes
+  SIZED      166 starts of eight releases on an H200 up to their pools (tests/fixtures/plan/sized.json)
   PUBLIC     start-ups that people published (tests/fixtures/plan/public.json)
   TRANSFERS  SGLang 0.5.23 models/qwen3_5_mtp.py:170: the draft's own embedding and head go once the target's are shared
 """
@@ -39,6 +40,8 @@ _BEFORE_LOADING_UNIFIED = (4.0, 9.7, 13.0)
 _LOAD_OVERHEAD = {False: (0.06, 0.08, 0.3), True: (0.1, 0.203, 0.45)}
 _DRAFT_OVERHEAD = 0.004
 _ONLINE_FP8 = 0.3
+# What MXFP4 experts leave when Triton's kernels lay them out for Hopper: (lowest, usual, highest). SIZED: 1.35, gpt-oss-20b.
+_LAID_OUT = (0.1, 1.35, 2.0)
 # The same up to 0.5.13, rotary table and all. PUBLIC: 0.07 (0.5.10, Qwen2.5-0.5B). CT129's 19198 tokens and the 46.575 GiB that follow
 # from them take everything that was loaded for tensors.
 _LOAD_OVERHEAD_0513 = {False: (0.0, 0.07, 0.3), True: (0.0, 0.02, 0.3)}
@@ -65,6 +68,10 @@ _NOT_COUNTED = {
     ("attn_cp_size", "moe_dp_size"): "this split is not counted",
     ("offload_group_size", "offload_num_in_group"): "layers kept in host memory are not counted",
 }
+
+
+# Their vision tower is loaded where images are served only (SGLang 0.5.8 and 0.5.23 models/mllama4.py: has_vision).
+_TOWER_WHEN_SERVED = ("Llama4ForConditionalGeneration",)
 
 
 class Weights(t.NamedTuple):
@@ -186,8 +193,10 @@ def weigh(model: _model.Model, resolved: _plan_defaults.Resolved) -> Weights:
             for part in model.parts
         )
         model = dataclasses.replace(model, parts=tuple(halved))
+    if not resolved.multimodal and model.architecture in _TOWER_WHEN_SERVED:
+        model = dataclasses.replace(model, parts=tuple(part for part in model.parts if _model_weights.kind(part) != "vision"))
     ranks = (resolved.tp_size, resolved.pp_size, resolved.ep_size, resolved.attention_tp)
-    stages = _model_weights.per_gpu(model, *ranks, moe_runner_backend=resolved.moe_runner_backend)
+    stages = _model_weights.per_gpu(model, *ranks, moe_runner_backend=resolved.moe_runner_backend, lays_out_mxfp4=resolved.lays_out_mxfp4)
     most = max(stages, key=lambda stage: stage.weights + stage.draft)
     if not model.draft_layers and resolved.speculation is not None and resolved.speculation.draft_path:
         layers = sum(part.elements * part.bits for part in model.parts if _model_weights.kind(part) == "layers") / 8 / GIB
@@ -286,6 +295,8 @@ def _memory(
         overhead = _LOAD_OVERHEAD_0513[resolved.multimodal][2 - level]
     if resolved.quantization == "fp8" and model.quantization is None:
         overhead += _ONLINE_FP8
+    if resolved.lays_out_mxfp4 and any(part.name == "experts.mxfp4" for part in model.parts):
+        overhead += _LAID_OUT[2 - level]
     if given.avail_before_weights_gib is not None:
         baseline = given.avail_before_weights_gib + (_BEFORE_LOAD_LINE if counted else 0.0)
     else:
@@ -316,7 +327,7 @@ def outcome(request: Request, args: t.Mapping[str, t.Any] | None = None, level: 
     if resolved.speculation is None or resolved.speculation.algorithm == "NGRAM":  # n-grams have no weights
         weights = weights._replace(draft_gib=0.0, draft_returned_gib=0.0)
     baseline, free, overhead = _memory(request, args, resolved, weights, level)
-    pools = _plan_pools.size(request.model, resolved, baseline, free, args.get("mm_feature_transport"))
+    pools = _plan_pools.size(request.model, resolved, baseline, free)
     problems, ruled = _found(request, args)
     warnings = ruled + _uncounted(request, args)
     if pools.problem is not None:
