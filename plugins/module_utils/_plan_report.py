@@ -115,7 +115,7 @@ def _lines(request: _plan.Request, result: _plan.Outcome) -> list[dict[str, t.An
     return [{"what": what, "gib": _round(gib), "formula": formula, "source": source} for what, gib, formula, source in lines]
 
 
-def _interval(request: _plan.Request, result: _plan.Outcome) -> dict[str, list[int]]:
+def interval(request: _plan.Request, result: _plan.Outcome) -> dict[str, list[int]]:
     """From what is not known exactly: the least and the most that a plan's overheads allow.
 
     A recurrent model may get one request's states more or less, which moves its tokens the other way.
@@ -212,7 +212,7 @@ def _reasons(request: _plan.Request, result: _plan.Outcome, meets: bool | None) 
 _SHORT = 0.25
 
 
-def _warnings(request: _plan.Request, result: _plan.Outcome, interval: t.Mapping[str, t.Sequence[int]]) -> list[str]:
+def _warnings(request: _plan.Request, result: _plan.Outcome, between: t.Mapping[str, t.Sequence[int]]) -> list[str]:
     warnings = list(request.model.notes) + list(result.warnings)
     if not request.model.known:
         warnings.append(f"{request.model.architecture}: no reader of its own; every number is a generic estimate")
@@ -222,7 +222,7 @@ def _warnings(request: _plan.Request, result: _plan.Outcome, interval: t.Mapping
     ranks = _plan.ranks_of(resolved)
     if ranks < len(request.gpus):
         warnings.append(f"{len(request.gpus) - ranks} of {len(request.gpus)} GPUs stay idle: tp_size x pp_size x dp_size is {ranks}")
-    least = interval["max_total_num_tokens"][0]
+    least = between["max_total_num_tokens"][0]
     if not least:
         warnings.append("it may not start: with the largest overheads that were seen nothing is left for the KV cache")
     elif want.context and least < want.context * (want.concurrency or 1) <= result.pools.max_total_num_tokens:
@@ -250,7 +250,7 @@ def report(
     model = request.model
     smallest = min(request.gpus, key=lambda gpu: gpu.memory_total_mib)
     ranks = min(len(request.gpus), _plan.ranks_of(result.resolved))
-    interval = _interval(request, result)
+    between = interval(request, result)
     given = dataclasses.asdict(request.given)
     return {
         "model": {
@@ -277,7 +277,7 @@ def report(
         "reasons": _reasons(request, result, meets),
         **_numbers(result),
         "context_length": result.resolved.context_length,
-        "interval": interval,
+        "interval": between,
         "per_gpu": [
             {"index": gpu.index, "memory_total_mib": gpu.memory_total_mib, "components": _components(request, result, gpu)}
             for gpu in request.gpus[: max(1, ranks)]
@@ -292,6 +292,6 @@ def report(
         "want": dataclasses.asdict(request.want),
         "wanted": meets,
         "alternatives": [_alternative(request, result, one) for one in others],
-        "warnings": _warnings(request, result, interval),
+        "warnings": _warnings(request, result, between),
         "given": given,
     }

@@ -49,7 +49,7 @@ MTP = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 1, "speculativ
 
 
 def measured_models() -> dict[str, _model.Model]:
-    """The models of measured.json: Qwen3.6-27B, one of its two ranks as a model of its own, Qwen3-8B, Qwen3-0.6B."""
+    """The models of measured.json and sized.json by their names there, from models.json."""
     configs = json.loads((FIXTURES / "models.json").read_text(encoding="utf-8"))
     models = {}
     for name, config in configs.items():
@@ -60,9 +60,9 @@ def measured_models() -> dict[str, _model.Model]:
     return models
 
 
-def runs(name: str) -> list[dict[str, Any]]:
-    """The records of measured.json or public.json."""
-    found: list[dict[str, Any]] = json.loads((FIXTURES / f"{name}.json").read_text(encoding="utf-8"))["runs"]
+def runs(name: str, key: str = "runs") -> list[dict[str, Any]]:
+    """The records of measured.json, sized.json or public.json; key "refused": the starts of sized.json that ended before their pools."""
+    found: list[dict[str, Any]] = json.loads((FIXTURES / f"{name}.json").read_text(encoding="utf-8"))[key]
     return found
 
 

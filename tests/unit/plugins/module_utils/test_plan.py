@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from ansible_collections.firstlight.sglang.plugins.module_utils import _plan, _plan_alternatives, _plan_report
+from ansible_collections.firstlight.sglang.plugins.module_utils import _plan, _plan_alternatives, _plan_defaults, _plan_pools, _plan_report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_runs import MTP, flags, measured_models, runs
@@ -67,6 +67,37 @@ def test_from_the_names_of_the_gpus_alone_the_truth_is_in_the_interval(run):
     for name in ("max_total_num_tokens", "max_running_requests"):
         low, high = found["interval"][name]
         assert low <= run[name] <= high
+
+
+SIZED = runs("sized")
+H200 = (_plan.Gpu(0, "NVIDIA H200", 143771, "9.0"),)
+
+
+@pytest.mark.parametrize("run", SIZED, ids=[f"{run['name']} {run['release']}" for run in SIZED])
+def test_starts_of_eight_releases_are_met_up_to_their_pools(run):
+    asked = request(flags(run["flags"]), run["release"], H200, MODELS[run["model"]])
+    resolved = _plan_defaults.resolve(run["release"], asked.model, _plan_defaults.Card(143771, "9.0"), asked.args)
+    pools = _plan_pools.size(asked.model, resolved, run["baseline_free_gib"], run["free_after_load_gib"])
+    assert resolved.mem_fraction_static == pytest.approx(run["mem_fraction_static"], abs=1e-9)
+    assert (pools.max_total_num_tokens, pools.max_running_requests) == (run["max_total_num_tokens"], run["max_running_requests"])
+    if "swa_max_total_num_tokens" in run:
+        assert pools.swa_tokens == run["swa_max_total_num_tokens"]
+
+    before = _plan.Given(avail_before_weights_gib=run["avail_before_weights_gib"])
+    found = _plan.outcome(dataclasses.replace(asked, given=before))
+    assert found.starts
+    assert found.pools.max_total_num_tokens == pytest.approx(run["max_total_num_tokens"], rel=0.01)
+    weights = found.weights.target_gib + found.weights.draft_gib + found.weights.rotary_gib
+    assert weights == pytest.approx(run["tensors_gib"], rel=0.01, abs=0.05)
+
+    between = _plan_report.interval(asked, _plan.outcome(asked))
+    for name in ("max_total_num_tokens", "max_running_requests"):
+        assert between[name][0] <= run[name] <= between[name][1]
+
+
+@pytest.mark.parametrize("run", runs("sized", "refused"), ids=lambda run: f"{run['name']} {run['release']}")
+def test_starts_that_ended_before_their_pools_are_not_promised(run):
+    assert not _plan.outcome(request(flags(run["flags"]), run["release"], H200, MODELS[run["model"]])).starts
 
 
 def test_what_ct129_saw_is_explained():
