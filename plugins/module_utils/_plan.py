@@ -5,7 +5,7 @@
 
 Sources:
   MEASURED   44 sized starts of SGLang 0.5.15.post1 on an H200 (tests/fixtures/plan/measured.json): dummy weights of real shapes
-  SIZED      166 starts of eight releases on an H200 up to their pools (tests/fixtures/plan/sized.json)
+  SIZED      219 starts of 13 releases on an H200 up to their pools (tests/fixtures/plan/sized.json)
   PUBLIC     start-ups that people published (tests/fixtures/plan/public.json)
   TRANSFERS  SGLang 0.5.23 models/qwen3_5_mtp.py:170: the draft's own embedding and head go once the target's are shared
 """
@@ -43,7 +43,7 @@ _ONLINE_FP8 = 0.3
 # What MXFP4 experts leave when Triton's kernels lay them out for Hopper: (lowest, usual, highest). SIZED: 1.35, gpt-oss-20b.
 _LAID_OUT = (0.1, 1.35, 2.0)
 # The same up to 0.5.13, rotary table and all. PUBLIC: 0.07 (0.5.10, Qwen2.5-0.5B). CT129's 19198 tokens and the 46.575 GiB that follow
-# from them take everything that was loaded for tensors.
+# from them take everything that was loaded for tensors; SIZED: 0.07 and the table. So the least memory has the table, the usual has not.
 _LOAD_OVERHEAD_0513 = {False: (0.0, 0.07, 0.3), True: (0.0, 0.02, 0.3)}
 # Of the first, what goes before "Load weight begin" and after "Load weight end" is printed. MEASURED: in every start.
 _BEFORE_LOAD_LINE = 0.064
@@ -292,7 +292,7 @@ def _memory(
     if counted:
         overhead = weights.rotary_gib + _LOAD_OVERHEAD[resolved.multimodal][2 - level] + (_DRAFT_OVERHEAD if weights.draft_gib else 0.0)
     else:
-        overhead = _LOAD_OVERHEAD_0513[resolved.multimodal][2 - level]
+        overhead = _LOAD_OVERHEAD_0513[resolved.multimodal][2 - level] + (weights.rotary_gib if level == 0 else 0.0)
     if resolved.quantization == "fp8" and model.quantization is None:
         overhead += _ONLINE_FP8
     if resolved.lays_out_mxfp4 and any(part.name == "experts.mxfp4" for part in model.parts):
