@@ -10,6 +10,7 @@ Nothing here guesses a flag.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import math
 import re
@@ -119,6 +120,7 @@ def compact(option: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     return {key: value for key, value in option.items() if (key in ("flags", "kind") and value != "value") or usual[key] != value}
 
 
+@functools.lru_cache
 def release_order(release: str) -> tuple[int, ...]:
     """A key that sorts releases by age: 0.5.9 before 0.5.10 before 0.5.10.post1."""
     return tuple(int(number) for number in re.findall(r"\d{1,9}", release))

@@ -372,7 +372,7 @@ def highest_fraction(request: Request, args: t.Mapping[str, t.Any]) -> float | N
     base = outcome(request, args)
     needs = 1.15 * base.activations_gib + 0.5
     best = None
-    for step in range(int(base.resolved.mem_fraction_static * 200) + 1, 191):
+    for step in range(max(0, int(base.resolved.mem_fraction_static * 200)) + 1, 191):
         tried = outcome(request, {**args, "mem_fraction_static": step / 200})
         if tried.starts and tried.free_after_start_gib >= needs:
             best = step / 200
