@@ -34,7 +34,7 @@ stage() {
   echo "=== $name: $((SECONDS - started)) s"
 }
 
-stage "unit tests" pytest -q -n auto --dist loadfile tests/unit
+stage "unit tests" pytest -q -n auto --dist worksteal tests/unit
 stage "sanity of the artifact" tools/sanity.sh
 if ! command -v chromium chromium-browser google-chrome-stable google-chrome >/dev/null; then
   apt-get -o DPkg::Lock::Timeout=300 update -qq

@@ -242,7 +242,7 @@ ARGS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples // 6)  # each with all its alternatives, which take a second
 @given(
     st.sampled_from(["0.5.8", "0.5.12", "0.5.15.post1", "0.5.23"]),
     st.sampled_from(sorted(MODELS)),
