@@ -9,16 +9,20 @@ mode=${1:-}
 beside=
 log=$(mktemp)
 
-clean_up() {
-  [ -z "$beside" ] || { kill -- "-$beside" 2>/dev/null && sleep 2 || true; }
+remove_hosts() {
   for purpose in molecule mol-driver mol-driver-decisions cuda-repo dnf-repo double lxc129 lxc130 lxc131 e2e bare controller; do
     python3 tools/testhost.py destroy "$purpose" >/dev/null || true
   done
+}
+
+clean_up() {
+  [ -z "$beside" ] || { kill -- "-$beside" 2>/dev/null && sleep 2 || true; }
+  remove_hosts
   rm -f "$log"
 }
 trap clean_up EXIT
 
-# A command or a function that is exported, with its words; in a session of its own, so that clean_up ends all that it started.
+# A program, or a function that is exported; in a session of its own, so that clean_up ends all that it started.
 aside() {
   # shellcheck disable=SC2016
   setsid bash -euc '"$@"' - "$@" >"$log" 2>&1 &
@@ -26,14 +30,18 @@ aside() {
 }
 
 finish_aside() {
-  wait "$beside" || { cat "$log"; return 1; }
-  tail -n 3 "$log"
+  local ended=0
+  [ -n "$beside" ] || return 0
+  wait "$beside" || ended=$?
   beside=
+  if [ "$ended" -ne 0 ]; then cat "$log"; else tail -n 3 "$log"; fi
+  return "$ended"
 }
 
 stage() {
   local name=$1 started=$SECONDS
   shift
+  kill -0 "${beside:-$$}" 2>/dev/null || finish_aside # what ended early, it may be with a failure
   echo "=== $name"
   "$@"
   echo "=== $name: $((SECONDS - started)) s"
@@ -52,6 +60,7 @@ export -f waiting
 examples=()
 [ "$mode" != full ] || examples=(--hypothesis-profile=thorough)
 
+remove_hosts # of a run that was killed
 aside waiting
 stage "unit tests" pytest -q -n auto --dist worksteal "${examples[@]}" tests/unit
 stage "sanity of the artifact" tools/sanity.sh
