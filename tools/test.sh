@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests of `make test`, after lint: fast ones first, then real containers with the real engine. `test.sh full` adds the slow ones.
 # Each stage prints its name and its seconds; the first failure ends the run. Most stages wait or keep one core busy, so two of them run at
-# a time: what was started `aside` is shown, whole where it failed, when the stage `finish_aside` is reached.
+# a time: what was started `aside` is shown, whole where it failed, by the first stage that begins after its end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH" MOLECULE_GLOB='molecule/*/molecule.yml'
@@ -47,21 +47,23 @@ stage() {
   echo "=== $name: $((SECONDS - started)) s"
 }
 
-waiting() {
+# What needs nothing of the stages below, one after the other.
+others() {
   molecule test -s lxc
   molecule test -s cuda_repo
   python3 tools/testhost.py create double --hostname double
   # For the second way of closing helper ports, where systemd's own is not enforced.
   python3 tools/testhost.py exec double -- sh -c "apt-get update -qq && apt-get install -y -qq --no-install-recommends nftables >/dev/null"
   FIRSTLIGHT_SSH_CONFIG="$PWD/.cache/hosts/double/ssh_config" FIRSTLIGHT_HOST=double pytest -q -m "not slow" tests/host
+  tools/other_core.sh alone
 }
-export -f waiting
+export -f others
 
 examples=()
 [ "$mode" != full ] || examples=(--hypothesis-profile=thorough)
 
 remove_hosts # of a run that was killed
-aside waiting
+aside others
 stage "unit tests" pytest -q -n auto --dist worksteal "${examples[@]}" tests/unit
 stage "sanity of the artifact" tools/sanity.sh
 if ! command -v chromium chromium-browser google-chrome-stable google-chrome >/dev/null; then
@@ -72,10 +74,8 @@ stage "reports in a browser" pytest -q tests/browser
 stage "molecule" molecule test -s default
 # After it, so that no engine runs on the container that these share.
 stage "molecule, recorded GPU hosts" molecule test -s 'gpu_*'
-stage "molecule, packages and devices; services on a host (began with the first stage)" finish_aside
-aside tools/other_core.sh alone
 FIRSTLIGHT_KEEP=1 stage "end to end" pytest -q -m "not slow" tests/e2e
-stage "the other ansible-core (began with the stage before)" finish_aside
+stage "molecule, packages and devices; services on a host; the other ansible-core (began with the first stage)" finish_aside
 stage "the other ansible-core, end to end" tools/other_core.sh site
 if [ "$mode" = full ]; then
   FIRSTLIGHT_KEEP=1 stage "slow tests" pytest -q -m slow tests/e2e
