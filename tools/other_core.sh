@@ -1,12 +1,14 @@
 #!/bin/sh
-# Lint, unit tests, sanity and one site.yml on the ansible-core that .venv does not have. Python 3.11 takes 2.19.14 and needs a later
-# interpreter for 2.21.5; a later one takes both. Without such an interpreter the whole thing runs inside a Debian 13 container.
+# Lint, unit tests and sanity (`other_core.sh alone`), or one site.yml (`other_core.sh site`), on the ansible-core that .venv does not have.
+# Python 3.11 takes 2.19.14 and needs a later interpreter for 2.21.5; a later one takes both. Without such an interpreter the whole thing
+# runs inside a Debian 13 container.
 set -eu
 cd "$(dirname "$0")/.."
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/firstlight/other-core"
 
-if [ "${1:-}" = inside ]; then # this container's .venv has the other core already
-  exec tools/on_core.sh .venv/bin
+what=${1:?alone or site}
+if [ "${2:-}" = inside ]; then # this container's .venv has the other core already
+  exec tools/on_core.sh .venv/bin "$what"
 fi
 
 here=$(.venv/bin/python -c 'import sys; print("%d%02d" % sys.version_info[:2])')
@@ -29,7 +31,7 @@ if [ -z "$python" ]; then
   python3 tools/testhost.py create controller --hostname controller
   # The same path in there, so that the SSH configuration of the host under test holds; the bridge connects the two.
   tar -C / --exclude="${PWD#/}/.venv" -cf - "${PWD#/}" | python3 tools/testhost.py exec controller -- tar -C / -xf -
-  exec python3 tools/testhost.py exec controller -- sh -c "cd '$PWD' && tools/setup.sh && tools/other_core.sh inside"
+  exec python3 tools/testhost.py exec controller -- sh -c "cd '$PWD' && tools/setup.sh && tools/other_core.sh $what inside"
 fi
 venv="$cache/$core-$(basename "$(readlink -f "$python")")"
 stamp="$venv/requirements.sha256"
@@ -41,4 +43,4 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
   "$venv/bin/pip" install --quiet --quiet --disable-pip-version-check --requirement "$venv/requirements.txt"
   echo "$wanted" >"$stamp"
 fi
-exec tools/on_core.sh "$venv/bin"
+exec tools/on_core.sh "$venv/bin" "$what"

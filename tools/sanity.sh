@@ -10,6 +10,8 @@ trap 'rm -rf "$work"' EXIT
 # ansible-test fetches pip's bootstrap script from a site that a closed network does not reach; the interpreter brings its own.
 cache="$HOME/.ansible/test/cache"
 mkdir -p "$cache"
+exec 9>"$cache/firstlight.lock"
+flock 9 # two runs at a time would share what ansible-test makes there
 for version in $(sed -n "s/^ *pip='\(.*\)',$/\1/p" "$("$bin/python" -c 'import ansible_test._internal.python_requirements as m; print(m.__file__)')" | tr . _); do
   file="$cache/get_pip_$version.py"
   [ -s "$file" ] || cat >"$file" <<'PY'
