@@ -41,8 +41,8 @@ REASONS = {
     "its twin with 0.4 is met within 2 %",
     "qwen25-1.5b-gb10-bf16-m04-16gfree": "unified memory: its log prints 3.25 GiB of weights for 2.9 GiB of tensors, and 3.01 GiB in the "
     "twin start with 0.2: what the page cache of the checkpoint takes counts as the weights'",
-    "dsv41flash-3xgb10-tp3": "refused: since 0.5.20 a request cap and windows of requests size DeepSeek V4's pools "
-    "(model_executor/pool_configurator.py, _resolve_swa_cap_tokens), which this plan does not know",
+    "dsv41flash-3xgb10-tp3": "DeepSeek V4.1, whose layers the record does not give: planned with those of V4, and V4.1 compresses one and "
+    "two tokens too, in four bits and in layers that share them (0.5.21 model_executor/pool_configurator.py, stage_owner_layers)",
 }
 
 

@@ -90,6 +90,8 @@ class Resolved:
     max_total_tokens: int | None
     hybrid_swa: bool
     swa_full_tokens_ratio: float
+    swa_ratio_given: bool
+    swa_prefix_tails: int | None
     multimodal: bool
     vision_reserve_mib: int
 
@@ -554,6 +556,8 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
         max_total_tokens=_optional(args, "max_total_tokens"),
         hybrid_swa=_hybrid_swa(release, model, args),
         swa_full_tokens_ratio=float(swa_ratio if swa_ratio is not None else 0.1 if model.architecture == "DeepseekV4ForCausalLM" else 0.8),
+        swa_ratio_given=swa_ratio is not None,
+        swa_prefix_tails=None if args.get("swa_prefix_tails") is None else int(args["swa_prefix_tails"]),
         multimodal=is_multimodal(model, args),
         vision_reserve_mib=_vision_reserve_mib(release, model, card, args),
         **numbers,

@@ -10,7 +10,6 @@ Sources, as "SGLang <release> <path>:<line>" below sglang/srt:
   CELL       0.5.23 model_executor/pool_configurator.py:219, 0.5.12 the same, 0.5.8 model_runner_kv_cache_mixin.py:47
   SWA        0.5.23 model_executor/pool_configurator.py:637, 0.5.8 model_runner_kv_cache_mixin.py:206
   REQUESTS   0.5.23 mem_cache/kv_cache_configurator.py:3119, 0.5.10 model_runner_kv_cache_mixin.py:840, 0.5.8 :252
-  COMPRESSED 0.5.12 model_executor/pool_configurator.py:309 (DSV4PoolConfigurator), 0.5.14 the same
   SHAPE      0.5.23 configs/mamba_utils.py:116 (mamba_cache_per_req)
 """
 
@@ -19,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from ansible_collections.firstlight.sglang.plugins.module_utils import _model
+from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _plan_windows
 from ansible_collections.firstlight.sglang.plugins.module_utils._model_weights import GIB
 from ansible_collections.firstlight.sglang.plugins.module_utils._plan_defaults import Resolved, is_compressed, is_sparse, since
 
@@ -86,25 +85,10 @@ def _index_bytes(attention: _model.Attention) -> int:
     return attention.index_dim + attention.index_dim // 128 * 4
 
 
-def _compressed(attention: _model.Attention, resolved: Resolved) -> float:
-    """Bytes of one token with DeepSeek V4's compressed layers: windows, latents of 4 and of 128 tokens, index, and states (COMPRESSED)."""
-    share, window = resolved.swa_full_tokens_ratio, attention.window or 128
-    latent = attention.latent_dim - 64 + 64 * 2 + 8  # 64 of them are rotary, in bfloat16
-    fine_ring, coarse_ring = (8, 128) if resolved.speculation is None else (16, 256)
-    states = share * fine_ring / window * 2 * 2 * (attention.latent_dim + attention.index_dim) * 4 * attention.index_layers
-    if not since(resolved.release, "0.5.14"):  # later these belong to requests, not to tokens
-        states += share * coarse_ring / window * 2 * attention.latent_dim * 4 * attention.coarse_layers
-    tokens = share * latent * attention.layers + latent / 4 * attention.index_layers + latent / 128 * attention.coarse_layers
-    total = tokens + _index_bytes(attention) / 4 * attention.index_layers + states
-    return total if resolved.speculation is None else total * (attention.layers + 1) / attention.layers
-
-
 def cell(model: _model.Model, resolved: Resolved) -> tuple[float, float]:
     """(bytes of one token of the full pool, bytes of one token of the sliding pool), all layers of one GPU."""
     stages = resolved.pp_size
     full = sliding = 0.0
-    if is_compressed(model):
-        return _compressed(model.attentions[0], resolved) / stages, 0.0
     for attention in model.attentions:
         layers = -(-attention.layers // stages)
         one = bytes_per_token_of(attention, resolved) * layers
@@ -221,6 +205,9 @@ def _swa_pool(resolved: Resolved, model: _model.Model, budget: float, full: floa
     if not full:
         tokens = int(budget // sliding) // page * page
         return tokens, tokens
+    if _plan_windows.capped(resolved, full):
+        swa_tokens = _plan_windows.window_tokens(model, resolved)
+        return max(0, int((budget - swa_tokens * sliding) // full) // page * page), swa_tokens
     if since(resolved.release, "0.5.11"):
         tokens = int(budget // (full + ratio * sliding))
     elif since(resolved.release, "0.5.9"):
@@ -260,13 +247,8 @@ def size(model: _model.Model, resolved: Resolved, baseline_gib: float, free_afte
     (and, since 0.5.14, a draft's weights) are loaded. Both of the GPU with least memory.
     """
     rest_gib = free_after_load_gib - baseline_gib * (1 - resolved.mem_fraction_static) - resolved.vision_reserve_mib / 1024
-    full, sliding = cell(model, resolved)
-    if is_compressed(model) and since(resolved.release, "0.5.20"):
-        unknown = (
-            f"how SGLang {resolved.release} sizes the pools of {model.architecture} is not known to this plan",
-            "plan it as 0.5.19, or start it and read its log",
-        )
-        return Pools(0, 0, 0, 0, 0, 0, 0, 0, 0, full, 0, unknown)
+    compressed = _plan_windows.compressed(model, resolved, int(rest_gib * GIB)) if is_compressed(model) else None
+    full, sliding = (compressed.bytes_per_token, 0.0) if compressed else cell(model, resolved)
     per_slot = state_bytes_per_slot(model.state, resolved) if model.state is not None else 0
     ratio = slots_per_request(resolved) if model.state is not None else 0
     empty = Pools(int(rest_gib * GIB), 0, ratio, 0, 0, 0, 0, 0, 0, full + resolved.swa_full_tokens_ratio * sliding, per_slot)
@@ -290,16 +272,25 @@ def size(model: _model.Model, resolved: Resolved, baseline_gib: float, free_afte
     if budget <= 0:
         return dataclasses.replace(empty, state_slots=slots or 0, problem=too_little)
     page = resolved.page_size
-    if sliding:
+    fixed = 0.0
+    if compressed:
+        tokens, swa_tokens, fixed = compressed.tokens, 0, compressed.fixed_bytes
+    elif sliding:
         tokens, swa_tokens = _swa_pool(resolved, model, budget, full, sliding)
     else:
         tokens, swa_tokens = int(budget // full) // page * page if full else resolved.context_length, 0
     if resolved.max_total_tokens is not None and tokens > resolved.max_total_tokens:
         tokens = resolved.max_total_tokens // page * page
-        swa_tokens = int(tokens * resolved.swa_full_tokens_ratio) // page * page if swa_tokens else 0
+        kept = _plan_windows.capped(resolved, full)
+        swa_tokens = min(swa_tokens, tokens) if kept else int(tokens * resolved.swa_full_tokens_ratio) // page * page if swa_tokens else 0
     running = _requests(resolved, tokens, slots)
     problem = None
-    if tokens <= 0:
+    if tokens <= 0 and fixed + swa_tokens * sliding > budget:
+        problem = (
+            f"what the {resolved.max_running_requests} requests that may run keep at once takes more than the budget",
+            "lower max_running_requests, or " + too_little[1],
+        )
+    elif tokens <= 0:
         problem = ("no token fits into the KV cache", too_little[1])
     elif running <= 0 and slots is None:
         problem = (f"{tokens} tokens of KV cache are too few for one request", "raise max_total_tokens, or " + too_little[1])
@@ -314,8 +305,8 @@ def size(model: _model.Model, resolved: Resolved, baseline_gib: float, free_afte
         slots_per_request=ratio,
         state_bytes=state.state_bytes,
         scratch_bytes=state.scratch_bytes,
-        kv_bytes=int(tokens * full + swa_tokens * sliding),
-        swa_tokens=swa_tokens,
+        kv_bytes=int(tokens * full + swa_tokens * sliding + fixed),
+        swa_tokens=compressed.swa_tokens if compressed else swa_tokens,
         max_total_num_tokens=tokens,
         max_running_requests=max(running, 0),
         bytes_per_token=full + resolved.swa_full_tokens_ratio * sliding,

@@ -49,7 +49,7 @@ MTP = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 1, "speculativ
 
 
 def measured_models() -> dict[str, _model.Model]:
-    """The models of measured.json and sized.json by their names there, from models.json."""
+    """The models of measured.json, sized.json and compressed.json by their names there, from models.json."""
     configs = json.loads((FIXTURES / "models.json").read_text(encoding="utf-8"))
     models = {}
     for name, config in configs.items():
@@ -153,7 +153,7 @@ def model_of(run: dict[str, Any]) -> _model.Model | None:
         known=True,
         context_length=run["logged"].get("context_len") or 131072,
         dtype="bfloat16",
-        num_layers=0,
+        num_layers=43 if kind == "dsv4" else 0,
         hidden_size=4096,
         vocab_size=0,
         num_attention_heads=64,

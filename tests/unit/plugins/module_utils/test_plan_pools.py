@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
-import model_fields
 import pytest
-from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _model_config, _model_weights, _plan_defaults, _plan_pools
+from ansible_collections.firstlight.sglang.plugins.module_utils import _model, _model_weights, _plan_defaults, _plan_pools, _plan_windows
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_runs import DENSE, DSA, HYBRID, MLA, MTP, flags, measured_models, runs
+from plan_runs import DENSE, DSA, FIXTURES, HYBRID, MLA, MTP, flags, measured_models, runs
 
 MEASURED = runs("measured")
 MEASURED_MODELS = measured_models()
@@ -88,18 +88,34 @@ def test_bytes_per_token(release, model, args, compute_capability, bytes_per_tok
     assert (full, sliding) == (bytes_per_token, 0)
 
 
-COMPRESSED, _problems = _model_config.read(model_fields.load()["deepseek-ai--DeepSeek-V4-Flash"]["config"])
+ANSWERS = json.loads((FIXTURES / "compressed.json").read_text(encoding="utf-8"))["cases"]
+ANSWERED = [(case, release) for case in ANSWERS for release in case["answers"]]
+
+
+@pytest.mark.parametrize(("case", "release"), ANSWERED, ids=[f"{case['name']} {release}" for case, release in ANSWERED])
+def test_compressed_pools_are_those_that_the_release_answers(case, release):
+    model = dataclasses.replace(measured_models()[case["model"]], context_length=case["context_length"])
+    found = _plan_windows.compressed(model, resolve(release, model, 143771, case["compute_capability"], **case["args"]), case["budget"])
+    tokens, swa_tokens = case["answers"][release]
+    assert found.tokens == tokens
+    if tokens:
+        assert found.swa_tokens == swa_tokens
 
 
 def test_compressed_attention_takes_what_a_start_printed():
     """DeepSeek-V4-Flash-Base on 8 H20, May 2026: bytes_per_full_token=15955.85."""
-    full, _sliding = _plan_pools.cell(COMPRESSED, resolve("0.5.12", COMPRESSED, 97871, "9.0", tp_size=8))
-    assert round(full, 2) == 15955.85
+    model = measured_models()["dsv4_flash"]
+    assert round(_plan_windows.compressed(model, resolve("0.5.12", model, 97871, "9.0", tp_size=8), 1).bytes_per_token, 2) == 15955.85
 
 
-def test_compressed_attention_of_later_releases_is_refused_and_not_guessed():
-    pools = _plan_pools.size(COMPRESSED, resolve("0.5.23", COMPRESSED, 143771, "9.0", tp_size=8), 138.0, 90.0)
-    assert pools.problem[0] == "how SGLang 0.5.23 sizes the pools of DeepseekV4ForCausalLM is not known to this plan"
+def test_windows_of_many_requests_that_leave_nothing_are_told_with_their_cure():
+    """0.5.21 and later: 256 requests by default, whose windows are kept whether they come or not."""
+    model = measured_models()["dsv4_flash"]
+    pools = _plan_pools.size(model, resolve("0.5.23", model, 143771, "9.0", tp_size=8, mem_fraction_static=0.5), 138.0, 75.0)
+    assert pools.problem[0] == "what the 256 requests that may run keep at once takes more than the budget"
+    assert pools.problem[1].startswith("lower max_running_requests, or ")
+    fewer = resolve("0.5.23", model, 143771, "9.0", tp_size=8, mem_fraction_static=0.5, max_running_requests=16)
+    assert _plan_pools.size(model, fewer, 138.0, 75.0).max_total_num_tokens > 1_000_000
 
 
 GEMMA = dataclasses.replace(
@@ -113,6 +129,31 @@ GEMMA = dataclasses.replace(
 def test_where_there_is_one_pool_sliding_layers_keep_every_token(release, args):
     full, sliding = _plan_pools.cell(GEMMA, resolve(release, GEMMA, **args))
     assert (full, sliding) == (10 * 4 * 1024 * 2 + 50 * 16 * 512 * 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("release", "args", "swa_tokens"),
+    [
+        # per request 1023 of the window, 128 until it is given back, and two pages; two chunks under way, and a page
+        ("0.5.14", {"max_running_requests": 8}, 8 * (1023 + 128 + 2) + 2 * 4096 + 1),
+        ("0.5.23", {"max_running_requests": 8}, 8 * (1023 + 128 + 2) + 2 * 4096 + 1),
+        ("0.5.23", {"max_running_requests": 8, "disable_overlap_schedule": True}, 8 * (1023 + 128 + 2) + 4096 + 1),
+        ("0.5.23", {"max_running_requests": 8, "page_size": 64}, -(-(8 * (1023 + 128 + 128) + 2 * 4096 + 64) // 64) * 64),
+        ("0.5.13", {"max_running_requests": 8}, None),
+        ("0.5.23", {}, None),
+        ("0.5.23", {"max_running_requests": 8, "chunked_prefill_size": -1}, None),
+        ("0.5.23", {"max_running_requests": 8, "disable_radix_cache": False}, None),
+    ],
+)
+def test_without_a_radix_cache_the_requests_that_may_run_size_the_windows(release, args, swa_tokens):
+    resolved = resolve(release, GEMMA, **{"disable_radix_cache": True, "mem_fraction_static": 0.5, **args})
+    pools = _plan_pools.size(GEMMA, resolved, 80.0, 75.0)
+    if swa_tokens is None:
+        assert pools.swa_tokens == int(pools.max_total_num_tokens * 0.8)
+    else:
+        assert pools.swa_tokens == swa_tokens
+        assert pools.max_total_num_tokens > 200_000
+        assert 0 <= 35 * _model_weights.GIB - pools.kv_bytes < 64 * 10 * 4 * 1024 * 2
 
 
 def test_two_pools_share_one_budget():
