@@ -140,5 +140,8 @@ def answer(question: Question) -> tuple[dict[str, t.Any] | None, list[str]]:
     spelled = {new: old for old in question.args for new in _flag_facts.canonical({old: True})}
     for one in plan["alternatives"]:  # by the names that the flags were given
         one["args"] = {spelled.get(name, name): value for name, value in one["args"].items()}
+    said = {change["args"].get("mem_fraction_static", fraction) for change in (plan, *plan["alternatives"])}
+    if fraction is not None and said != {fraction}:
+        notes = [*notes, f"the measured mem_fraction_static {fraction} stands over the flag: leave it out to ask again with another"]
     plan["warnings"] = [*plan["warnings"], *notes, *question.notes]
     return plan, []

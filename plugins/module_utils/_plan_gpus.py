@@ -210,6 +210,10 @@ def _find(word: str) -> str | Known:
     several = _SEVERAL.get(plain)
     if several:
         return f"{word}: comes in several sizes; write {' or '.join(several)}"
+    size = re.fullmatch(r"(\d{1,3})-?gi?b?", plain)
+    if size:
+        fitting = [short for short, known in KNOWN.items() if abs(known.memory_total_mib / 1024 - int(size[1])) < 2]
+        return f"{word}: a size, not a GPU; write which one it is{', such as ' if fitting else ''}{', '.join(fitting[:12])}"
     near = difflib.get_close_matches(plain, _BY_NAME, n=6, cutoff=0.6)
     names = list(dict.fromkeys(_BY_NAME[one] for one in near))[:3] or ["rtx-a6000", "rtx-4090", "h100-80gb"]
     return f"{word}: not a GPU that is known here; did you mean {', '.join(names)}? (a file with the result of gpu_info takes any GPU)"

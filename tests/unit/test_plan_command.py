@@ -264,6 +264,20 @@ def test_overrides_of_the_configuration_count(capsys):
     assert "--json-model-override-args: expected a JSON object" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--args", "--mem-fraction-static 0.88"], True),
+        (["--args", "--mem-fraction-static 0.8"], True),  # an alternative has another
+        (["--args", "--mem-fraction-static 0.88", "--given", "weights_gib=15.4"], False),
+    ],
+)
+def test_a_measured_fraction_that_stands_over_a_flag_is_told(capsys, words, told):
+    plan_command.main(["qwen3_8b", "1x rtx-4090", "--format", "json", "--given", "mem_fraction_static=0.8", *words])
+    plan = json.loads(capsys.readouterr().out)
+    assert any("stands over the flag" in warning for warning in plan["warnings"]) is told
+
+
 def test_measured_numbers_that_contradict_each_other_are_told(capsys):
     words = ["qwen3_6_27b", "2x rtx-a6000", "--given"]
     for numbers, told in {

@@ -89,6 +89,9 @@ def test_names(text, names):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("1x 24gb", ["24gb: a size, not a GPU; write which one it is, such as ", "rtx-3090", "rtx-4090"]),
+        ("1x 80 GiB", ["80 GiB: a size, not a GPU", "h100-80gb"]),
+        ("1x 7gb", ["7gb: a size, not a GPU; write which one it is"]),
         ("2x rtx-a600", ["rtx-a600: not a GPU that is known", "did you mean rtx-a6000"]),
         ("2x a100", ["several sizes; write a100-80gb or a100-40gb"]),
         ("0x t4", ["expected 1 to 64 GPUs of one host, found 0"]),
