@@ -68,8 +68,16 @@ _NOT_COUNTED = {
     ("attn_cp_size", "moe_dp_size"): "this split is not counted",
     ("offload_group_size", "offload_num_in_group"): "layers kept in host memory are not counted",
 }
-
-
+# Variables of the service that change pools and are taken at their defaults (SGLang 0.5.23 environ.py).
+_VARIABLES_NOT_COUNTED = (
+    "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING",
+    "SGLANG_VLM_CACHE_SIZE_MB",
+    "SGLANG_MM_FEATURE_CACHE_MB",
+    "SGLANG_SWA_EVICTION_INTERVAL",
+    "SGLANG_DSV4_COMPRESS_STATE_DTYPE",
+    "SGLANG_DSV4_KV_LAYOUT",
+    "SGLANG_OPT_USE_ONLINE_COMPRESS",
+)
 # Their vision tower is loaded where images are served only (SGLang 0.5.8 and 0.5.23 models/mllama4.py: has_vision).
 _TOWER_WHEN_SERVED = ("Llama4ForConditionalGeneration",)
 
@@ -225,6 +233,9 @@ def _uncounted(request: Request, args: t.Mapping[str, t.Any]) -> list[str]:
         given = [_flags.spelling(flag) for flag in flags if args.get(flag) not in (None, False, 0)]
         if given:
             found.append(f"{', '.join(given)}: {what}")
+    variables = [name for name in _VARIABLES_NOT_COUNTED if name in request.environment]
+    if variables:
+        found.append(f"{', '.join(variables)}: pools are counted as without")
     return found
 
 

@@ -371,6 +371,8 @@ def test_layers_kept_in_the_hosts_memory_and_what_is_not_counted():
     for flag, value in {"quantization": "bitsandbytes", "load_format": "gguf", "enable_lora": True, "config": "x.yml"}.items():
         warnings = _plan.outcome(request(args={flag: value}, model=DENSE)).warnings
         assert any(f"--{flag.replace('_', '-')}" in warning for warning in warnings), (flag, warnings)
+    warnings = _plan.outcome(request(args={}, model=DENSE, environment={"SGLANG_VLM_CACHE_SIZE_MB": "0"})).warnings
+    assert "SGLANG_VLM_CACHE_SIZE_MB: pools are counted as without" in warnings
 
 
 def test_a_card_smaller_than_the_reserve_has_no_negative_fraction():
