@@ -5,7 +5,7 @@
 
 Sources:
   MEASURED   44 sized starts of SGLang 0.5.15.post1 on an H200 (tests/fixtures/plan/measured.json): dummy weights of real shapes
-  SIZED      219 starts of 13 releases on an H200 up to their pools (tests/fixtures/plan/sized.json)
+  SIZED      220 starts of 13 releases on an H200 up to their pools (tests/fixtures/plan/sized.json)
   PUBLIC     start-ups that people published (tests/fixtures/plan/public.json)
   TRANSFERS  SGLang 0.5.23 models/qwen3_5_mtp.py:170: the draft's own embedding and head go once the target's are shared
 """
