@@ -276,7 +276,7 @@ ARGS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=settings.default.max_examples // 6)  # each with all its alternatives, which take a second
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["0.5.8", "0.5.12", "0.5.15.post1", "0.5.23"]),
     st.sampled_from(sorted(MODELS)),
@@ -376,7 +376,7 @@ def test_layers_kept_in_the_hosts_memory_and_what_is_not_counted():
 
 
 def test_a_card_smaller_than_the_reserve_has_no_negative_fraction():
-    found = report(args={"chunked_prefill_size": 1 << 16}, gpus=A6000[:1], model=DENSE)
+    found = report(args={"chunked_prefill_size": 1 << 20}, gpus=A6000[:1], model=DENSE)
     assert found["mem_fraction_static"] == 0.0
     assert "are more than the GPU has" in " ".join(found["reasons"])
 
