@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests of `make test`, after lint: fast ones first, then real containers with the real engine. `test.sh full` adds the slow ones.
 # Each stage prints its name and its seconds; the first failure ends the run. Most stages wait or keep one core busy, so two of them run at
-# a time: what was started `aside` is shown, whole where it failed, by the first stage that begins after its end.
+# a time: what runs beside is shown, whole where it failed, by the first stage that begins after its end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH" MOLECULE_GLOB='molecule/*/molecule.yml'
@@ -22,14 +22,7 @@ clean_up() {
 }
 trap clean_up EXIT
 
-# A program, or a function that is exported; in a session of its own, so that clean_up ends all that it started.
-aside() {
-  # shellcheck disable=SC2016
-  setsid bash -euc '"$@"' - "$@" >"$log" 2>&1 &
-  beside=$!
-}
-
-finish_aside() {
+finish_beside() {
   local ended=0
   [ -n "$beside" ] || return 0
   wait "$beside" || ended=$?
@@ -41,7 +34,7 @@ finish_aside() {
 stage() {
   local name=$1 started=$SECONDS
   shift
-  kill -0 "${beside:-$$}" 2>/dev/null || finish_aside # what ended early, it may be with a failure
+  kill -0 "${beside:-$$}" 2>/dev/null || finish_beside # what ended early, it may be with a failure
   echo "=== $name"
   "$@"
   echo "=== $name: $((SECONDS - started)) s"
@@ -63,7 +56,9 @@ examples=()
 [ "$mode" != full ] || examples=(--hypothesis-profile=thorough)
 
 remove_hosts # of a run that was killed
-aside others
+# In a session of its own, so that clean_up ends all that it started.
+setsid bash -euc others >"$log" 2>&1 &
+beside=$!
 stage "unit tests" pytest -q -n auto --dist worksteal "${examples[@]}" tests/unit
 stage "sanity of the artifact" tools/sanity.sh
 if ! command -v chromium chromium-browser google-chrome-stable google-chrome >/dev/null; then
@@ -75,7 +70,7 @@ stage "molecule" molecule test -s default
 # After it, so that no engine runs on the container that these share.
 stage "molecule, recorded GPU hosts" molecule test -s 'gpu_*'
 FIRSTLIGHT_KEEP=1 stage "end to end" pytest -q -m "not slow" tests/e2e
-stage "molecule, packages and devices; services on a host; the other ansible-core (began with the first stage)" finish_aside
+stage "molecule, packages and devices; services on a host; the other ansible-core (began with the first stage)" finish_beside
 stage "the other ansible-core, end to end" tools/other_core.sh site
 if [ "$mode" = full ]; then
   FIRSTLIGHT_KEEP=1 stage "slow tests" pytest -q -m slow tests/e2e
