@@ -106,6 +106,11 @@ def kind(part: Part) -> str:
     return part.name.split(".", maxsplit=1)[0]
 
 
+def align(number: float, step: int) -> int:
+    """The next multiple of step."""
+    return math.ceil(number / step) * step
+
+
 def padded_rows(vocabulary: int, ranks: int) -> int:
     """Rows of an embedding with what makes them divisible."""
     step = VOCABULARY_STEP
@@ -117,7 +122,7 @@ def padded_rows(vocabulary: int, ranks: int) -> int:
 def padding(model: Model, ranks: int, steps: t.Tuple[int, int]) -> float:  # noqa: UP006
     """How much larger experts become when each rank's rows, and the columns, are padded to multiples of steps."""
     rows, columns = model.expert_intermediate / ranks, model.expert_hidden
-    return math.ceil(rows / steps[0]) * steps[0] / rows * math.ceil(columns / steps[1]) * steps[1] / columns
+    return align(rows, steps[0]) / rows * align(columns, steps[1]) / columns
 
 
 def hopper_growth(model: Model, ranks: int) -> float:
@@ -129,9 +134,8 @@ def hopper_growth(model: Model, ranks: int) -> float:
     rows, columns = model.expert_intermediate / ranks, model.expert_hidden
 
     def matrix(height: float, width: float) -> float:
-        height, scales = math.ceil(height / 64) * 64, math.ceil(width / 32)
-        numbers = height * math.ceil(width / 2 / 64) * 64
-        return numbers + height * scales + math.ceil(height / 256) * 256 * math.ceil(scales / 2) * 2
+        height, scales = align(height, 64), math.ceil(width / 32)
+        return height * align(width / 2, 64) + height * scales + align(height, 256) * align(scales, 2)
 
     return (matrix(2 * rows, columns) + matrix(columns, rows)) / (3 * rows * columns * (0.5 + 1 / 32))
 

@@ -105,6 +105,11 @@ class Resolved:
         """Ranks among which requests are spread, each with a pool of its own."""
         return self.dp_size if self.attention_dp else 1
 
+    @property
+    def running_per_worker(self) -> int | None:
+        """Requests that may run at once on each data parallel worker; None where nothing is said."""
+        return None if self.max_running_requests is None else max(1, self.max_running_requests // self.attention_dp_size)
+
 
 def _is_hopper(card: Card) -> bool:
     """Compute capability 9: H100, H200, GH200."""
@@ -516,7 +521,7 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
     if backend in _PAGES and page_size not in (32, 64, 128, 256):
         page_size = _PAGES[backend]
     strategy, overlap, radix = _mamba(release, model, args, spec, page_size)
-    swa_ratio = args.get("swa_full_tokens_ratio")
+    swa_ratio, moe_runner = args.get("swa_full_tokens_ratio"), _moe_runner_backend(card, args)
     numbers = {
         "chunked_prefill_size": chunk,
         "max_prefill_tokens": int(args.get("max_prefill_tokens") or 16384),
@@ -539,8 +544,8 @@ def resolve(release: str, model: _model.Model, card: Card, args: Args) -> Resolv
         page_size=1 if strategy == "no_buffer" and radix else page_size,
         dtype=_dtype(model, args),
         quantization=str(args["quantization"]) if args.get("quantization") else None,
-        moe_runner_backend=_moe_runner_backend(card, args),
-        lays_out_mxfp4=_is_hopper(card) and _moe_runner_backend(card, args) == "triton_kernel",
+        moe_runner_backend=moe_runner,
+        lays_out_mxfp4=_is_hopper(card) and moe_runner == "triton_kernel",
         kv_cache_dtype=_kv_cache_dtype(model, card, args),
         dsa_raw_layout=_dsa_raw_layout(card, args),
         state_dtype=str(args.get("mamba_ssm_dtype") or model.state.state_dtype) if model.state else None,

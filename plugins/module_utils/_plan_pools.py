@@ -80,11 +80,6 @@ def bytes_per_token_of(attention: _model.Attention, resolved: Resolved) -> float
     return _heads(attention.kv_heads, resolved.attention_tp) * (attention.head_dim + attention.v_head_dim) * size
 
 
-def _index_bytes(attention: _model.Attention) -> int:
-    """Bytes of one layer's index key: its elements in fp8 and a scale of 4 bytes for every 128."""
-    return attention.index_dim + attention.index_dim // 128 * 4
-
-
 def cell(model: _model.Model, resolved: Resolved) -> tuple[float, float]:
     """(bytes of one token of the full pool, bytes of one token of the sliding pool), all layers of one GPU."""
     stages = resolved.pp_size
@@ -94,7 +89,7 @@ def cell(model: _model.Model, resolved: Resolved) -> tuple[float, float]:
         one = bytes_per_token_of(attention, resolved) * layers
         index_layers = attention.index_layers if since(resolved.release, "0.5.18") else attention.layers
         if attention.index_dim:
-            one += _index_bytes(attention) * -(-index_layers // stages)
+            one += _plan_windows.index_bytes(attention) * -(-index_layers // stages)
         if attention.kind == "sliding" and resolved.hybrid_swa:
             sliding += one
         else:
@@ -107,7 +102,7 @@ def cell(model: _model.Model, resolved: Resolved) -> tuple[float, float]:
     if counted and named and model.attentions:
         first = model.attentions[0]
         if is_sparse(model):
-            full += draft_layers * (bytes_per_token_of(first, resolved) + _index_bytes(first))
+            full += draft_layers * (bytes_per_token_of(first, resolved) + _plan_windows.index_bytes(first))
         else:
             layers = sum(attention.layers for attention in model.attentions if not (attention.kind == "sliding" and resolved.hybrid_swa))
             full += int(full * draft_layers / layers)
@@ -165,8 +160,8 @@ def _state(model_state: _model.State, resolved: Resolved, rest_gib: float) -> _S
     ring = 0
     if resolved.replay_state and spec is not None and since(release, "0.5.17") and model_state.kind == "gdn":
         drafts = 0
-        ring = _replay_bytes(model_state, resolved) * (max(1, (resolved.max_running_requests or 48) // resolved.attention_dp_size) + 1)
-    running = None if resolved.max_running_requests is None else max(1, resolved.max_running_requests // resolved.attention_dp_size)
+        ring = _replay_bytes(model_state, resolved) * ((resolved.running_per_worker or 48) + 1)
+    running = resolved.running_per_worker
     joint = since(release, "0.5.13")
     scratch = 0
     if drafts and not joint and running is not None:  # up to 0.5.12 all requests asked for are charged first
@@ -226,11 +221,11 @@ def _requests(resolved: Resolved, tokens: int, slots: int | None) -> int:
     """How many requests run at once (REQUESTS)."""
     release = resolved.release
     estimate = max(min(int(tokens / resolved.context_length * 512), 4096), 2048)
-    given = resolved.max_running_requests
+    given = resolved.running_per_worker if since(release, "0.5.10") else resolved.max_running_requests
     if given is None:
         number = min(estimate, tokens // 2) if since(release, "0.5.10") else estimate
     else:
-        number = max(1, given // resolved.attention_dp_size) if since(release, "0.5.10") else given
+        number = given
         if since(release, "0.5.14"):
             number = min(number, tokens // 2)
         elif since(release, "0.5.10"):
@@ -281,8 +276,8 @@ def size(model: _model.Model, resolved: Resolved, baseline_gib: float, free_afte
         tokens, swa_tokens = int(budget // full) // page * page if full else resolved.context_length, 0
     if resolved.max_total_tokens is not None and tokens > resolved.max_total_tokens:
         tokens = resolved.max_total_tokens // page * page
-        kept = _plan_windows.capped(resolved, full)
-        swa_tokens = min(swa_tokens, tokens) if kept else int(tokens * resolved.swa_full_tokens_ratio) // page * page if swa_tokens else 0
+        by_ratio = not _plan_windows.capped(resolved, full)
+        swa_tokens = min(swa_tokens, int(tokens * resolved.swa_full_tokens_ratio) // page * page if by_ratio else tokens)
     running = _requests(resolved, tokens, slots)
     problem = None
     if tokens <= 0 and fixed + swa_tokens * sliding > budget:
@@ -320,7 +315,7 @@ def draft_kv_bytes(model: _model.Model, resolved: Resolved, tokens: int) -> int:
     if resolved.speculation is None or resolved.speculation.algorithm == "NGRAM" or not model.draft_layers or not model.attentions:
         return 0
     attention = model.draft_attention or next((a for a in model.attentions if a.kind != "sliding"), model.attentions[0])
-    one = bytes_per_token_of(attention, resolved) + (_index_bytes(attention) if attention.index_dim else 0)
+    one = bytes_per_token_of(attention, resolved) + (_plan_windows.index_bytes(attention) if attention.index_dim else 0)
     return int(tokens * one * model.draft_layers)
 
 

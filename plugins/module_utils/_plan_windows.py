@@ -11,10 +11,10 @@ Sources, as "SGLang <release> <path>:<line>" below sglang/srt:
 
 from __future__ import annotations
 
-import math
 import typing as t
 
 from ansible_collections.firstlight.sglang.plugins.module_utils import _model
+from ansible_collections.firstlight.sglang.plugins.module_utils._model_weights import align
 from ansible_collections.firstlight.sglang.plugins.module_utils._plan_defaults import Resolved, since
 
 # Tokens after which windows that nobody needs are given back (0.5.14 and 0.5.23 environ.py, SGLANG_SWA_EVICTION_INTERVAL).
@@ -34,18 +34,14 @@ class Compressed(t.NamedTuple):
     fixed_bytes: float
 
 
-def align(number: float, step: int) -> int:
-    """The next multiple of step."""
-    return math.ceil(number / step) * step
-
-
-def _running(resolved: Resolved) -> int:
-    return max(1, (resolved.max_running_requests or 0) // resolved.attention_dp_size)
+def index_bytes(attention: _model.Attention) -> int:
+    """Bytes of one layer's index key: its elements in fp8 and a scale of 4 bytes for every 128."""
+    return attention.index_dim + attention.index_dim // 128 * 4
 
 
 def capped(resolved: Resolved, full: float) -> bool:
     """Whether the windows' pool is sized by the requests that may run, not by swa_full_tokens_ratio (CAP). full: bytes of other layers."""
-    asked = resolved.max_running_requests is not None and resolved.chunked_prefill_size > 0
+    asked = resolved.running_per_worker is not None and resolved.chunked_prefill_size > 0
     return since(resolved.release, "0.5.14") and not resolved.radix_cache and asked and full > 0
 
 
@@ -63,7 +59,7 @@ def request_cap(resolved: Resolved, window: int) -> int:
         branch = spec.steps + page if page > 1 and spec.topk > 1 else spec.steps
         decode = max(align(branch, page) * spec.topk, align(drafts, page))
     each = window + _EVICTION_INTERVAL * drafts + page + decode
-    return each * _running(resolved) + (2 if resolved.overlap else 1) * resolved.chunked_prefill_size + page
+    return each * (resolved.running_per_worker or 1) + (2 if resolved.overlap else 1) * resolved.chunked_prefill_size + page
 
 
 def window_tokens(model: _model.Model, resolved: Resolved) -> int:
@@ -83,7 +79,7 @@ def compressed(model: _model.Model, resolved: Resolved, budget: float) -> Compre
     fine_ring, coarse_ring = (16, 256) if drafting else (8, 128)
     fine_state = 4 * (attention.latent_dim + attention.index_dim) * _STATE_BYTES
     coarse_state = 2 * attention.latent_dim * _STATE_BYTES
-    index = (attention.index_dim + attention.index_dim // 128 * 4) / 4 * fine
+    index = index_bytes(attention) / 4 * fine
     more = (layers + 1) / layers if drafting else 1.0
     share, fixed, cap = resolved.swa_full_tokens_ratio, 0.0, None
 
@@ -95,12 +91,12 @@ def compressed(model: _model.Model, resolved: Resolved, budget: float) -> Compre
 
     windows = paged(1) * layers + fine_ring / (page if since(release, "0.5.21") else window) * fine_state * fine
     if since(release, "0.5.15"):  # these belong to requests since
-        rows = align((_running(resolved) + 1) * coarse_ring + coarse_ring + 1, 128)
+        rows = align(((resolved.running_per_worker or 1) + 1) * coarse_ring + coarse_ring + 1, 128)
         fixed += rows * coarse_state * coarse
     else:
         windows += coarse_ring / window * coarse_state * coarse
     if since(release, "0.5.21") and not resolved.swa_ratio_given and resolved.chunked_prefill_size > 0:
-        tails = 4 * _running(resolved) if resolved.radix_cache else 0
+        tails = 4 * (resolved.running_per_worker or 1) if resolved.radix_cache else 0
         tails = resolved.swa_prefix_tails if resolved.swa_prefix_tails is not None else tails
         cap = align(request_cap(resolved, window) + tails * (window + page), page)
         fixed += cap * windows * more
